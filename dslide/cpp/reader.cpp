@@ -1,0 +1,3 @@
+#include "reader.hpp"
+
+namespace dslide {}
