@@ -1,0 +1,125 @@
+"""What the Snakefile asks about an experiment: stamps, threads, messages, and a digest that tells when a run is stale."""
+
+import ast
+import hashlib
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dslide.bench import systems
+from dslide.bench.spec import RunSpec
+from dslide.data import prepared_folder
+from dslide.experiment import (
+    RunId,
+    composed_ids,
+    composed_parts,
+    data_name,
+    load_experiment,
+    run_ids,
+    run_spec,
+)
+from dslide.paths import content_root
+
+# What dslide's own numbers come from, beside the C++ core; a rival's come from its file in baselines/.
+_TRAINER = ("trainer", "network", "samplers", "comm", "config")
+
+
+class Plan:
+    """One experiment file as Snakemake sees it. Paths are relative to the working directory."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.experiment = load_experiment(Path(file))
+        self.name = self.experiment.name
+        self.results = f"results/{self.name}"
+        self.reports = f"reports/{self.name}"
+        self.runs = [self.stamp(run_id) for run_id in run_ids(self.experiment)]
+        self.composed = [self.stamp(run_id) for run_id in composed_ids(self.experiment)]
+
+    @property
+    def data(self) -> str:
+        """The file that says that the data set is complete."""
+        return str(prepared_folder(data_name(self.experiment)) / "meta.json")
+
+    def stamp(self, run_id: RunId) -> str:
+        """The file that says that a run's records are complete; they are in the folder of the same name."""
+        return f"{self.results}/{run_id}.done"
+
+    @staticmethod
+    def run_id(wildcards: Any) -> RunId:
+        """The run of a rule's wildcards; rule compose has no `kind`."""
+        return RunId(getattr(wildcards, "kind", "composed"), wildcards.system, wildcards.cluster, int(wildcards.seed))
+
+    def spec(self, wildcards: Any) -> RunSpec:
+        """The run's spec."""
+        return run_spec(self.experiment, self.run_id(wildcards))
+
+    def real_nodes(self, wildcards: Any) -> int:
+        """MPI tasks to ask a cluster for: the nodes of a run on real nodes, else 1 (virtual nodes share a machine)."""
+        where = self.experiment.clusters[wildcards.cluster]
+        return where.nodes if where.kind == "slurm" else 1
+
+    def threads(self, wildcards: Any) -> int:
+        """Cores of the run on one machine: all virtual nodes together, or those of one real node."""
+        cluster = self.spec(wildcards).cluster
+        return cluster.cores * cluster.nodes // self.real_nodes(wildcards)
+
+    def parts(self, wildcards: Any) -> dict[str, str]:
+        """The two stamps that a composed run is made from."""
+        curve, pace = composed_parts(self.experiment, self.run_id(wildcards))
+        return {"curve": self.stamp(curve), "pace": self.stamp(pace)}
+
+    def what(self, wildcards: Any) -> str:
+        """One line for people: which system, where, which seed."""
+        run_id = self.run_id(wildcards)
+        where = self.experiment.clusters[run_id.cluster]
+        nodes = "1 node" if where.nodes == 1 else f"{where.nodes} nodes, {where.bandwidth or 'not throttled'}"
+        if run_id.kind == "composed":
+            return f"{self.experiment.systems[run_id.system].label} | composed for {nodes} | seed {run_id.seed}"
+        spec = self.spec(wildcards)
+        length = f"{spec.epochs:g} epochs" if spec.pace_steps is None else f"{spec.pace_steps} timed steps"
+        return f"{spec.label} | {nodes} | {length} | seed {spec.seed}"
+
+    def digest(self, wildcards: Any) -> str:
+        """Changes when the run's spec or its system's code does, comments and formatting aside."""
+        spec = self.spec(wildcards)
+        text = spec.model_dump_json(exclude={"out", "run_id", "label"}) + self._code[spec.system]
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def _code(self) -> dict[str, str]:
+        own = [content_root() / "dslide" / f"{name}.py" for name in _TRAINER]
+        own += sorted((content_root() / "dslide" / "cpp").rglob("*.[ch]pp"))
+        used = {system.system for system in self.experiment.systems.values()}
+        return {name: code_digest([systems.path(name), *(own if name == "dslide_sharded" else [])]) for name in used}
+
+    def report_files(self, kind: str) -> list[str]:
+        """Names of the files in reports/ that make a `figure` or a `table`, of those that the experiment wants."""
+        wanted = self.experiment.reports
+        found = [
+            path.stem
+            for path in sorted((content_root() / "reports").glob("[!_]*.py"))
+            if f"\ndef {kind}(" in path.read_text()
+        ]
+        return [name for name in found if wanted is None or name in wanted]
+
+
+def code_digest(files: list[Path]) -> str:
+    """A digest of source files that comments, docstrings and formatting do not change; missing files are left out."""
+    digest = hashlib.sha256()
+    for path in files:
+        if path.is_file():
+            digest.update(_essence(path).encode())
+    return digest.hexdigest()
+
+
+def _essence(path: Path) -> str:
+    text = path.read_text()
+    if path.suffix != ".py":
+        return re.sub(r"\s+", " ", re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL))
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
