@@ -1,0 +1,6 @@
+"""Data sets: the catalogue, fetching, converting, loading."""
+
+from dslide.data.format import Points
+from dslide.data.load import Dataset, batches, load, prepare
+
+__all__ = ["Dataset", "Points", "batches", "load", "prepare"]

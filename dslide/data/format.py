@@ -1,0 +1,285 @@
+"""The prepared format: a folder of memory-mapped CSR parts that numpy opens without us.
+
+    meta.json            format_version, name, hash, source_hash, num_features, num_labels, splits, checksums
+    train/ and test/     x_indptr int64 [n+1], x_indices int32 [nnz], x_values float32 [nnz],
+                         y_indptr int64 [n+1], y_indices int32 [label_nnz], each a `.npy`
+    train/groups.npy     optional, int32 [n]: points of one group stay together in a validation split
+    labels.txt, features.txt   optional, one name a line
+
+Ids start at 0, ascend within a row and occur once. `hash` covers the arrays, so two sets with the same hash
+train the same; `source_hash` covers what the set was made from and how; `checksums` has each file's sha256.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+
+from dslide.errors import UserError
+from dslide.files import atomic_dir
+
+FORMAT_VERSION = 1
+SPLITS = ("train", "test")
+ARRAYS = {
+    "x_indptr": np.int64,
+    "x_indices": np.int32,
+    "x_values": np.float32,
+    "y_indptr": np.int64,
+    "y_indices": np.int32,
+}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Sparse points and their labels as CSR arrays; usually read-only maps of the prepared files."""
+
+    x_indptr: NDArray[np.int64]
+    x_indices: NDArray[np.int32]
+    x_values: NDArray[np.float32]
+    y_indptr: NDArray[np.int64]
+    y_indices: NDArray[np.int32]
+    num_features: int
+    num_labels: int
+
+    def __len__(self) -> int:
+        return len(self.x_indptr) - 1
+
+    @property
+    def x(self) -> csr_matrix:
+        """Features, float32 [n, num_features]; shares indices and values with this object."""
+        shape = (len(self), self.num_features)
+        return csr_matrix((self.x_values, self.x_indices, self.x_indptr), shape, copy=False)
+
+    @property
+    def y(self) -> csr_matrix:
+        """Labels as ones, float32 [n, num_labels]; shares the indices with this object."""
+        ones = np.ones(len(self.y_indices), np.float32)
+        return csr_matrix((ones, self.y_indices, self.y_indptr), (len(self), self.num_labels), copy=False)
+
+    def take(self, rows: NDArray[np.integer]) -> "Points":
+        """A copy of some rows, in the order given."""
+        x_indptr, x_from = _select(self.x_indptr, rows)
+        y_indptr, y_from = _select(self.y_indptr, rows)
+        return replace(
+            self,
+            x_indptr=x_indptr,
+            x_indices=self.x_indices[x_from],
+            x_values=self.x_values[x_from],
+            y_indptr=y_indptr,
+            y_indices=self.y_indices[y_from],
+        )
+
+    def keep_labels(self, keep: NDArray[np.bool_]) -> "Points":
+        """Only the labels whose entry in `keep` [num_labels] is true, then only points that have a label."""
+        kept = keep[self.y_indices]
+        before = np.zeros(len(kept) + 1, np.int64)
+        np.cumsum(kept, out=before[1:])
+        points = replace(self, y_indptr=before[self.y_indptr], y_indices=self.y_indices[kept])
+        return points.take(np.flatnonzero(np.diff(points.y_indptr)))
+
+
+def empty(num_features: int, num_labels: int) -> Points:
+    """No points at all: the test split of data that has none."""
+    arrays = {name: np.zeros(1 if name.endswith("indptr") else 0, dtype) for name, dtype in ARRAYS.items()}
+    return Points(**arrays, num_features=num_features, num_labels=num_labels)
+
+
+def _select(indptr: NDArray, rows: NDArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The indptr of the rows, and where their entries were."""
+    lengths = np.diff(indptr)[rows]
+    new = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(lengths, out=new[1:])
+    return new, np.arange(new[-1]) + np.repeat(indptr[:-1][rows] - new[:-1], lengths)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock `.<name>.lock` beside `path`; waits for another process that holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (path.parent / f".{path.name}.lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process is preparing %s; waiting for it", path)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def file_sha256(path: Path) -> str:
+    """Hex sha256 of a file's content."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def source_hash(**parts: Any) -> str:
+    """Hash of everything that decides what a set becomes; pass contents' hashes and settings, not paths."""
+    content = json.dumps({"format": FORMAT_VERSION, **parts}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+@contextmanager
+def writing(
+    folder: Path,
+    *,
+    name: str,
+    source: str,
+    num_features: int,
+    num_labels: int,
+    labels: list[str] | None = None,
+    features: list[str] | None = None,
+    expected: Mapping[str, int] | None = None,
+) -> Iterator[Path]:
+    """Yields a work folder for `train/` and `test/`; completed with names and meta.json, it becomes `folder`.
+
+    Nothing appears at `folder` unless the block ends well, the arrays are consistent, and the sizes are
+    `expected` (train and test points, features, labels).
+    """
+    with atomic_dir(folder) as work:
+        for split in SPLITS:
+            (work / split).mkdir()
+        yield work
+        for file, names in (("labels.txt", labels), ("features.txt", features)):
+            if names is not None:
+                (work / file).write_text("".join(f"{entry}\n" for entry in names), encoding="utf8")
+        splits = {}
+        for split in SPLITS:
+            points = _open(work, split, num_features, num_labels)
+            check(points, f"{folder}/{split}")
+            splits[split] = {
+                "points": len(points),
+                "nnz": len(points.x_indices),
+                "label_nnz": len(points.y_indices),
+            }
+        if expected is not None:
+            _expect(name, expected, splits, num_features, num_labels)
+        files = sorted(str(p.relative_to(work)) for p in work.rglob("*") if p.is_file())
+        checksums = {file: file_sha256(work / file) for file in files}
+        meta = {
+            "format_version": FORMAT_VERSION,
+            "name": name,
+            "hash": array_hash(checksums, num_features, num_labels),
+            "source_hash": source,
+            "num_features": num_features,
+            "num_labels": num_labels,
+            "splits": splits,
+            "checksums": checksums,
+        }
+        (work / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+
+
+def _expect(
+    name: str, expected: Mapping[str, int], splits: Mapping[str, Any], num_features: int, num_labels: int
+) -> None:
+    found = {split: splits[split]["points"] for split in SPLITS}
+    found |= {"features": num_features, "labels": num_labels}
+    wrong = [f"{key} {found[key]}, expected {n}" for key, n in expected.items() if found[key] != n]
+    if wrong:
+        raise UserError(f"{name}: {'; '.join(wrong)}: not the data set that the catalogue describes")
+
+
+def write_points(folder: Path, points: Points) -> None:
+    """Writes the five arrays of a split into `folder`."""
+    for name, dtype in ARRAYS.items():
+        np.save(folder / f"{name}.npy", np.ascontiguousarray(getattr(points, name), dtype))
+
+
+def array_hash(checksums: Mapping[str, str], num_features: int, num_labels: int) -> str:
+    """The set's identity: what the trainer sees, not the names of labels or files."""
+    arrays = {file: digest for file, digest in checksums.items() if file.endswith(".npy")}
+    content = json.dumps([num_features, num_labels, arrays], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def check(points: Points, where: str) -> None:
+    """UserError unless the arrays are what this module promises."""
+    for axis, limit in (("x", points.num_features), ("y", points.num_labels)):
+        indptr, indices = getattr(points, f"{axis}_indptr"), getattr(points, f"{axis}_indices")
+        if indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
+            raise UserError(f"{where}: {axis}_indptr doesn't fit {axis}_indices")
+        if len(indices) and (indices.min() < 0 or indices.max() >= limit):
+            raise UserError(f"{where}: {axis}_indices outside 0..{limit - 1}")
+        ascends = np.diff(indices) > 0
+        starts = indptr[1:-1]
+        ascends[starts[(starts > 0) & (starts < len(indices))] - 1] = True
+        if not ascends.all():
+            raise UserError(f"{where}: {axis}_indices don't ascend within a row")
+    if len(points.x_indptr) != len(points.y_indptr) or len(points.x_values) != len(points.x_indices):
+        raise UserError(f"{where}: arrays of different lengths")
+
+
+def read_meta(folder: Path) -> dict[str, Any] | None:
+    """meta.json of a prepared folder, None if there is none; UserError if it is broken."""
+    path = folder / "meta.json"
+    try:
+        meta = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}; delete {folder} and prepare the set again") from None
+    if not isinstance(meta, dict) or meta.get("format_version") != FORMAT_VERSION:
+        found = meta.get("format_version") if isinstance(meta, dict) else None
+        raise UserError(
+            f"{path}: format_version {found}, this program reads {FORMAT_VERSION}; "
+            f"delete {folder} and prepare the set again"
+        )
+    return meta
+
+
+def _open(folder: Path, split: str, num_features: int, num_labels: int) -> Points:
+    arrays = {name: open_array(folder / split / f"{name}.npy", dtype) for name, dtype in ARRAYS.items()}
+    return Points(**arrays, num_features=num_features, num_labels=num_labels)
+
+
+def open_points(folder: Path, split: str, meta: Mapping[str, Any]) -> Points:
+    """Maps the arrays of a split; UserError if a file is missing, cut or not as long as meta.json says."""
+    points = _open(folder, split, meta["num_features"], meta["num_labels"])
+    promised = meta["splits"][split]
+    found = {"points": len(points), "nnz": len(points.x_indices), "label_nnz": len(points.y_indices)}
+    if found != promised:
+        raise UserError(f"{folder / split}: {found}, but meta.json says {promised}; prepare the set again")
+    return points
+
+
+def open_array(path: Path, dtype: type) -> NDArray:
+    """Maps a one-dimensional `.npy` file of exactly this type, read-only."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; delete the folder and prepare the set again") from None
+    except (ValueError, EOFError, OSError) as error:
+        raise UserError(f"{path}: {error}; delete the folder and prepare the set again") from None
+    if array.dtype != dtype or array.ndim != 1:
+        raise UserError(f"{path}: {array.dtype} {array.shape}, expected one dimension of {np.dtype(dtype)}")
+    return np.asarray(array)
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """Recomputes every checksum and checks the arrays; returns meta.json, UserError at the first difference."""
+    meta = read_meta(folder)
+    if meta is None:
+        raise UserError(f"{folder}: no meta.json, so not a prepared set")
+    for file, digest in meta["checksums"].items():
+        if not (folder / file).is_file():
+            raise UserError(f"{folder / file}: missing; delete the folder and prepare the set again")
+        found = file_sha256(folder / file)
+        if found != digest:
+            raise UserError(
+                f"{folder / file}: sha256 {found}, meta.json says {digest}; "
+                "the file was changed or damaged: delete the folder and prepare the set again"
+            )
+    if array_hash(meta["checksums"], meta["num_features"], meta["num_labels"]) != meta["hash"]:
+        raise UserError(f"{folder}/meta.json: the hash doesn't fit the checksums; prepare the set again")
+    for split in SPLITS:
+        check(open_points(folder, split, meta), f"{folder}/{split}")
+    return meta
