@@ -1,0 +1,154 @@
+"""What a caption must say besides the picture: machine, data, links, seeds, revision, and what is missing.
+
+All of it is read from the runs' meta data; a fact that no record holds is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dslide.bench.records import Run
+from dslide.reporting.race import Cluster, Entry, Race, speed
+
+NO_LATENCY = "no latency emulated"
+
+
+def runs(race: Race, cluster: Cluster | None = None) -> list[Run]:
+    """All runs of the entries, or of those on one cluster shape."""
+    return [run for e in race.entries if cluster is None or e.cluster.id == cluster.id for run in e.runs]
+
+
+def dig(record: Any, *path: str) -> Any:
+    """record[path0][path1]..., None where a step is missing."""
+    for key in path:
+        record = record.get(key) if isinstance(record, dict) else None
+    return record
+
+
+def some(records: Iterable[Run], *path: str) -> list[Any]:
+    """The different values at a path of the meta data, in order of appearance."""
+    found: list[Any] = []
+    for run in records:
+        value = dig(run.meta, *path)
+        if value is not None and value not in found:
+            found.append(value)
+    return found
+
+
+def machine(race: Race) -> list[str]:
+    """Processor, cores, instruction set, memory."""
+    described = []
+    for facts in some(runs(race), "machine"):
+        cpu = facts.get("cpu") or {}
+        cores = f"{cpu.get('allotted')} of its {cpu.get('cores')} cores" if cpu.get("cores") else ""
+        isa = dig(facts, "core", "instruction_set")
+        memory = facts.get("memory_bytes")
+        parts = [cpu.get("model"), cores, f"dslide's kernels {isa}" if isa else "",
+                 f"{memory / 2**30:.0f} GB" if memory else ""]  # fmt: skip
+        text = ", ".join(str(part) for part in parts if part)
+        if text and text not in described:
+            described.append(text)
+    # A system that doesn't load dslide's kernels says the same without them.
+    best = [t for t in described if not any(t != o and set(t.split(", ")) < set(o.split(", ")) for o in described)]
+    return [f"Machine: {'; and '.join(best)}."] if best else []
+
+
+def data(race: Race) -> list[str]:
+    """Name and sizes of the data."""
+    for facts in some(runs(race), "dataset"):
+        return [
+            f"Data: {facts['name']}, {facts['train_points']:,} training and {facts['test_points']:,} test points, "
+            f"{facts['num_features']:,} features, {facts['num_labels']:,} labels."
+        ]
+    return [f"Data: {race.data}."] if race.data else []
+
+
+def marks(race: Race, cluster: Cluster) -> list[str]:
+    """What the records hold against a cluster shape: "unthrottled", "link not faithful", "oversubscribed"."""
+    found = []
+    here = runs(race, cluster)
+    if cluster.bandwidth and any(not throttled(run) for run in here if run.meta.get("link") is not None):
+        found.append("unthrottled")
+    if any(dig(run.meta, "link", "faithful") is False for run in here):
+        found.append("link not faithful")
+    if cluster.oversubscribed or any(dig(run.meta, "cluster", "oversubscribed") for run in here):
+        found.append("oversubscribed")
+    return found
+
+
+def throttled(run: Run) -> bool:
+    """Whether the run's link was throttled as its cluster asked."""
+    return bool(dig(run.meta, "link", "throttled"))
+
+
+def links(race: Race) -> list[str]:
+    """A sentence a throttled cluster shape and the remark on latency."""
+    sentences = []
+    for cluster in race.drawn:
+        if cluster.nodes > 1:
+            sentences += _link(race, cluster)
+    if sentences:
+        sentences.append(f"Links: {NO_LATENCY}.")
+    return sentences
+
+
+def _link(race: Race, cluster: Cluster) -> list[str]:
+    return []
+
+
+def seeds(race: Race) -> list[str]:
+    """How many seeds every system has."""
+    counts: dict[int, list[str]] = {}
+    for system in race.systems:
+        most = max((len(e.counted) for e in race.entries if e.system == system), default=0)
+        if most:
+            label = next(e.label for e in race.entries if e.system == system)
+            counts.setdefault(most, []).append(label)
+    if not counts:
+        return []
+    if len(counts) == 1:
+        number = next(iter(counts))
+        return [f"{number} seed{'s' if number > 1 else ''} a system."]
+    usual = max(counts, key=lambda number: len(counts[number]))
+    special = [f"{n} of {', '.join(labels)}" for n, labels in sorted(counts.items(), reverse=True) if n != usual]
+    return [f"Seeds: {'; '.join(special)}; {usual} of every other system."]
+
+
+def revision(race: Race) -> list[str]:
+    """The commits that the records were made at."""
+    found = []
+    for state in some(runs(race), "machine", "git"):
+        text = state["commit"][:10] + (" with local changes" if state.get("dirty") else "")
+        if text not in found:
+            found.append(text)
+    return [f"Revision {', '.join(found)}."] if found else []
+
+
+def absent(race: Race) -> list[str]:
+    """A sentence that names every entry without a line and why."""
+    missing = [f"{e.label} on {e.cluster.title} ({e.reason})" for e in race.entries if e.reason]
+    return [f"Not shown: {'; '.join(missing)}."] if missing else []
+
+
+def warnings(race: Race) -> list[str]:
+    """Sentences for the page's head where the records do not hold what the experiment asked for."""
+    sentences = []
+    for cluster in race.drawn:
+        for mark in marks(race, cluster):
+            sentences.append(f"{cluster.title}: {mark}.")
+    return sentences
+
+
+def context(race: Race) -> list[str]:
+    """The sentences that end every caption."""
+    return [*machine(race), *data(race), *links(race), *seeds(race), *revision(race)]
+
+
+def complete(entry: Entry) -> bool:
+    """Whether a measured entry ran to its own end in most seeds."""
+    return sum(run.status in ("done", "target") for run in entry.counted) * 2 > len(entry.counted)
+
+
+__all__ = ["absent", "complete", "context", "data", "dig", "links", "machine", "marks", "revision", "seeds", "some",
+           "speed", "warnings"]  # fmt: skip

@@ -1,0 +1,204 @@
+"""The records of one experiment, arranged for tables and figures: systems, cluster shapes, seeds.
+
+Nothing here measures and nothing writes: a `Race` is a pure function of the experiment file and the record folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from dslide.bench.records import Run, read_run
+from dslide.bench.spec import bits_per_second
+from dslide.errors import UserError
+
+# Statuses whose evaluations count. An error or an interruption says nothing about how long the system needs.
+_COUNTS = ("done", "target", "timeout", "diverged")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster shape of the experiment file; `bandwidth` in tc's spelling ("100mbit") or None."""
+
+    id: str
+    nodes: int = 1
+    bandwidth: str | None = None
+    oversubscribed: bool = False
+
+    @property
+    def title(self) -> str:
+        """For people: "1 node", "2 nodes, 100 Mbit/s", "2 nodes, unthrottled"."""
+        if self.nodes == 1:
+            return "1 node"
+        link = speed(self.bandwidth) if self.bandwidth else "unthrottled"
+        return f"{self.nodes} nodes, {link}"
+
+    @property
+    def bits(self) -> float:
+        """The link's rate in bit/s, infinite where nothing throttles it."""
+        return bits_per_second(self.bandwidth) if self.bandwidth else math.inf
+
+
+def speed(rate: str) -> str:
+    """ "100mbit" -> "100 Mbit/s"."""
+    value = bits_per_second(rate)
+    for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if value >= factor:
+            return f"{value / factor:g} {unit}"
+    return f"{value:g} bit/s"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The runs of one system on one cluster shape, one a seed: a line of the figures, a row of the tables."""
+
+    system: str
+    label: str
+    cluster: Cluster
+    composed: bool
+    runs: tuple[Run, ...]
+
+    @property
+    def counted(self) -> list[Run]:
+        """The runs with an evaluation after step 0 and a status that lets it count."""
+        return [run for run in self.runs if run.status in _COUNTS and len(later(run))]
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no line, or None: the status and reason of what stopped it."""
+        if self.counted:
+            return None
+        if not self.runs:
+            return "no record"
+        return f"{self.runs[0].status}: {self.runs[0].reason or ''}".rstrip(": ")
+
+    @property
+    def statuses(self) -> str:
+        """The statuses of the seeds, "done" or "done, timeout"."""
+        return ", ".join(sorted({str(run.status) for run in self.runs})) or "no record"
+
+    @property
+    def point(self) -> bool:
+        """Whether the system is evaluated once only (it has no batches): a marker, not a line."""
+        return bool(self.counted) and all(len(later(run)) == 1 and later(run)["step"].iloc[0] <= 1 for run in self.counted)
+
+    @cached_property
+    def curve(self) -> pd.DataFrame:
+        """Medians over seeds at every evaluation that at least half of them made, step 0 included.
+
+        Columns step, epoch, samples, seconds, p1, p3, p5 (fractions) and p1_low, p1_high (the seeds' range).
+        """
+        frames = [evaluations(run) for run in self.counted]
+        if not frames:
+            return pd.DataFrame(columns=["step", "epoch", "samples", "seconds", "p1", "p3", "p5", "p1_low", "p1_high"])
+        groups = pd.concat(frames).groupby("step")
+        curve = groups.median(numeric_only=True)
+        curve["p1_low"], curve["p1_high"] = groups["p1"].min(), groups["p1"].max()
+        return curve[groups.size() * 2 >= len(frames)].reset_index()
+
+    @property
+    def cut(self) -> bool:
+        """Whether most seeds were stopped by their time budget."""
+        return sum(run.status == "timeout" for run in self.counted) * 2 > len(self.counted)
+
+
+def evaluations(run: Run) -> pd.DataFrame:
+    """One row an evaluation, by step: step, epoch, samples, seconds (training clock), p1, p3, p5."""
+    frame = run.evals().rename(columns={"train_seconds": "seconds"})
+    columns = ["step", "epoch", "samples", "seconds", "p1", "p3", "p5"]
+    return frame.reindex(columns=columns).sort_values("step", kind="stable").reset_index(drop=True)
+
+
+def later(run: Run) -> pd.DataFrame:
+    """The evaluations after step 0."""
+    frame = evaluations(run)
+    return frame[frame["step"] > 0]
+
+
+@dataclass
+class Race:
+    """An experiment's file and records.
+
+    `inputs` names every file that was read, relative to the results folder or, for the experiment, by its name,
+    with its sha256.
+    """
+
+    experiment: Path
+    results: Path
+    name: str = ""
+    data: str = ""
+    targets: list[float] = field(default_factory=list)
+    clusters: dict[str, Cluster] = field(default_factory=dict)
+    systems: dict[str, dict[str, Any]] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+    inputs: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, experiment: Path, results: Path) -> Race:
+        """Reads all records below `results`; raises UserError where the experiment cannot be read."""
+        try:
+            text = experiment.read_text()
+            spec = yaml.safe_load(text)
+            assert isinstance(spec, dict)
+        except (OSError, yaml.YAMLError, AssertionError) as error:
+            raise UserError(f"{experiment}: not a readable experiment file ({error})") from error
+        if not results.is_dir():
+            raise UserError(f"{results}: no such folder; run the experiment first")
+        race = cls(experiment, results)
+        race.inputs[experiment.name] = hashlib.sha256(text.encode()).hexdigest()
+        race.name = str(spec.get("name", experiment.stem))
+        race.data = str(spec.get("data", ""))
+        race.targets = [float(value) for value in spec.get("targets") or []]
+        race.clusters = {key: _cluster(key, value or {}) for key, value in (spec.get("clusters") or {}).items()}
+        race.systems = dict(spec.get("systems") or {})
+        race.entries = race._entries()
+        return race
+
+    def _entries(self) -> list[Entry]:
+        entries = []
+        for system, spec in self.systems.items():
+            composed = (spec.get("composed") or {}).get("paces") or []
+            for cluster in dict.fromkeys([*(spec.get("clusters") or []), *composed]):
+                runs = self.seeds("composed" if cluster in composed else "runs", system, cluster)
+                label = str(spec.get("label") or system)
+                shape = self.clusters.get(cluster) or Cluster(cluster)
+                entries.append(Entry(system, label, shape, cluster in composed, tuple(runs)))
+        return entries
+
+    def seeds(self, kind: str, system: str, cluster: str) -> list[Run]:
+        """The runs of results/<kind>/<system>/<cluster>/seed-*, by seed."""
+        folder = self.results / kind / system / cluster
+        found = [path for path in folder.glob("seed-*") if (path / "meta.json").is_file()]
+        return [self.read(path) for path in sorted(found, key=lambda path: int(path.name.removeprefix("seed-")))]
+
+    def read(self, folder: Path) -> Run:
+        """Reads one run and remembers its files as inputs."""
+        for name in ("meta.json", "events.jsonl"):
+            if (folder / name).is_file():
+                key = (folder / name).relative_to(self.results).as_posix()
+                self.inputs[key] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        return read_run(folder)
+
+    @property
+    def drawn(self) -> list[Cluster]:
+        """The cluster shapes with an entry, in the experiment's order: the panels."""
+        used = {entry.cluster.id for entry in self.entries}
+        return [cluster for cluster in self.clusters.values() if cluster.id in used]
+
+    def find(self, system: str | None, cluster: str) -> Entry | None:
+        """The entry of a system on a cluster shape, or None."""
+        for entry in self.entries:
+            if entry.system == system and entry.cluster.id == cluster:
+                return entry
+        return None
+
+
+def _cluster(key: str, spec: dict[str, Any]) -> Cluster:
+    return Cluster(key, int(spec.get("nodes", 1)), spec.get("bandwidth"), bool(spec.get("oversubscribed", False)))
