@@ -1,0 +1,5 @@
+"""`python -m dslide` is the command `dslide`."""
+
+from dslide.cli import main
+
+main()

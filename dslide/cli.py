@@ -1,0 +1,320 @@
+"""The command line: arguments in, library calls, exit statuses out.
+
+0 done; 2 usage, bad input or config; 1 any other failure; 130 Ctrl-C. Data go to stdout, everything else to stderr.
+"""
+
+import importlib
+import json
+import logging
+import shutil
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from dslide import __version__
+from dslide.errors import UserError
+
+if TYPE_CHECKING:
+    from dslide.comm import LocalComm
+    from dslide.data import Dataset
+    from dslide.trainer import Interrupt
+
+app = typer.Typer(
+    help="Trains huge sparse networks on a few cheap CPUs with a slow network, and races it against others.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object at the end on stdout.")]
+Threads = Annotated[int, typer.Option("--threads", help="Threads a rank; 0: all cores that it may use.", min=0)]
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM."""
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option("--out", help="The run's folder: records, checkpoints, model.")],
+    data: Annotated[str | None, typer.Option("--data", help="A data set's name or a prepared folder.")] = None,
+    train_file: Annotated[Path | None, typer.Option("--train", help="Training points in the XC format.")] = None,
+    test_file: Annotated[Path | None, typer.Option("--test", help="Test points in the XC format.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="A YAML file of settings.")] = None,
+    preset: Annotated[str | None, typer.Option("--preset", help="default, or slide: the papers' algorithm.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="key.sub=value, may be repeated.")] = None,
+    epochs: Annotated[float | None, typer.Option("--epochs", help="Passes over the training points.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="Threads a rank; 0: all its cores.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of every random draw.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a network; alone, or as one of several ranks under mpiexec."""
+    from dslide.config import build_config, merge, parse_sets
+
+    options = {"epochs": epochs, "threads": threads, "seed": seed}
+    overrides = merge(parse_sets(sets or []), {key: value for key, value in options.items() if value is not None})
+    settings = build_config(preset, config, overrides)
+    if (data is None) == (train_file is None):
+        raise UserError("say what to train on: either --data NAME, or --train FILE with or without --test FILE")
+    if data is not None and test_file is not None:
+        raise UserError("--test belongs to --train; with --data the set's own test split is used")
+
+    from dslide import comm as comms
+    from dslide.bench.records import Recorder
+    from dslide.progress import on_stderr
+    from dslide.trainer import train as run
+
+    comm = comms.world()
+    interrupt = _handle_signals(comm)
+    dataset = _dataset(data, train_file, test_file)
+    resume = _run_folder(comm, out, resume)
+    step = None
+    if resume:
+        from dslide.checkpoint import read_progress
+
+        step = int(read_progress(out / "checkpoint")["step"])
+    recorder = Recorder(
+        out,
+        rank=comm.rank,
+        size=comm.size,
+        barrier=comm.barrier,
+        gather=comm.gather,
+        agree=comm.agree,
+        resume_step=step,
+    )
+    result = run(
+        settings, dataset, comm, recorder, out, resume=resume, progress=on_stderr(comm.rank), interrupt=interrupt
+    )
+    if comm.rank == 0:
+        _print_result(result, as_json)
+    comm.barrier()
+    if result["status"] == "diverged":
+        raise typer.Exit(1)
+
+
+def _print_result(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result), flush=True)
+        return
+    print(
+        f"{result['status']}: {result['epochs']:.2f} epochs, {result['steps']} steps, "
+        f"{result['train_seconds']:.2f} s, {result['samples_per_second']:,.0f} samples/s"
+    )
+    if result["p1"] is not None:
+        print("  ".join(f"P@{k} {100 * result[f'p{k}']:.2f} %" for k in (1, 3, 5)))
+    if result["model"] is not None:
+        print(f"model: {result['model']}")
+    sys.stdout.flush()
+
+
+def _handle_signals(comm: "LocalComm") -> "Interrupt":
+    """One rank stops where it is; several finish the step and stop together, at the second signal where they are."""
+    from dslide.trainer import Interrupt
+
+    interrupt = Interrupt()
+
+    def handler(number: int, _frame: Any) -> None:
+        if comm.size > 1 and interrupt.signum is None:
+            interrupt.signum = number
+        else:
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGINT, handler)
+    return interrupt
+
+
+def _dataset(data: str | None, train_file: Path | None, test_file: Path | None) -> "Dataset":
+    from dslide.data import from_files, load
+
+    if data is not None:
+        return load(data)
+    assert train_file is not None
+    for file in (train_file, test_file):
+        if file is not None and not file.is_file():
+            raise UserError(f"{file}: no such file")
+    return from_files(train_file, test_file)
+
+
+_PRODUCTS = ("meta.json", "events.jsonl", "predictions", "checkpoint", "model", "log.txt")
+
+
+def _run_folder(comm: "LocalComm", out: Path, resume: bool) -> bool:
+    """Checks and clears the run's folder on rank 0; whether to resume. UserError on every rank."""
+    problem = None
+    if comm.rank == 0:
+        try:
+            resume = _clear(out, resume)
+        except UserError as error:
+            problem = str(error)
+    problem, resume = comm.bcast((problem, resume))
+    if problem is not None:
+        raise UserError(problem)
+    return resume
+
+
+def _clear(out: Path, resume: bool) -> bool:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: not a folder; --out is the run's folder")
+    content = {file.name for file in out.iterdir()} if out.exists() else set()
+    if content and not content & set(_PRODUCTS):
+        raise UserError(f"{out}: holds files but no run; --out takes a new folder or one of an earlier run")
+    unfinished = (out / "checkpoint" / "progress.json").exists()
+    if resume:
+        if not content:
+            raise UserError(f"{out}: no run there to resume")
+        if not unfinished:
+            print(f"{out}: no checkpoint yet, starting from the beginning", file=sys.stderr)
+        return unfinished
+    if unfinished and not (out / "model").exists():
+        raise UserError(
+            f"{out}: holds the checkpoint of an unfinished run; add --resume to go on with it, or delete the folder"
+        )
+    for name in _PRODUCTS:
+        path = out / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    return False
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a model's.")],
+    data: Annotated[str | None, typer.Option("--data", help="A data set's name: its test split.")] = None,
+    test_file: Annotated[Path | None, typer.Option("--test", help="Points in the XC format.")] = None,
+    threads: Threads = 0,
+    as_json: Json = False,
+) -> None:
+    """Exact P@1, P@3 and P@5 of a model over all labels."""
+    if (data is None) == (test_file is None):
+        raise UserError("say what to evaluate on: either --data NAME or --test FILE")
+    from dslide import comm as comms
+    from dslide.inference import Model
+    from dslide.metrics import precision_at
+
+    comm = comms.world()
+    model = Model.load(run, comm, threads)
+    points = _dataset(data, None, None).test if data is not None else _dataset(None, test_file, None).train
+    source = data or str(test_file)
+    ids, _, _ = model.topk(points, 5, source)
+    if comm.rank == 0:
+        precision = precision_at(ids, points.y_indptr, points.y_indices)
+        result = {"points": len(points), **{f"p{k}": value for k, value in precision.items()}}
+        result |= {"data": source, "model": str(model.folder)}
+        if as_json:
+            print(json.dumps(result), flush=True)
+        else:
+            print(f"{len(points)} points  " + "  ".join(f"P@{k} {100 * v:.2f} %" for k, v in precision.items()))
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a model's.")],
+    source: Annotated[Path, typer.Option("--input", help="Points in the XC format; labels may be absent.")],
+    out: Annotated[Path, typer.Option("--out", help="Tab-separated: row, position, label, probability.")],
+    k: Annotated[int, typer.Option("--k", help="Labels a point.", min=1)] = 5,
+    threads: Threads = 0,
+) -> None:
+    """The k best labels of every point with their softmax probability over all labels. Rows count from 0."""
+    from dslide import comm as comms
+    from dslide.files import write_atomic
+    from dslide.inference import Model, table
+
+    comm = comms.world()
+    model = Model.load(run, comm, threads)
+    points = _dataset(None, source, None).train
+    ids, scores, lse = model.topk(points, k, str(source), normaliser=True)
+    if comm.rank == 0:
+        assert lse is not None
+        write_atomic(out, table(ids, scores, lse, model.manifest.label_names()))
+        print(f"{out}: {len(points)} points", file=sys.stderr)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check what this machine can run, with a remedy for what it cannot."""
+    from dslide import doctor as checks
+
+    found = checks.run()
+    if as_json:
+        print(json.dumps([check.as_dict() for check in found]), flush=True)
+    else:
+        checks.show(found)
+    if any(check.required and not check.ok for check in found):
+        raise typer.Exit(1)
+
+
+def _mount(module: str, name: str, extra: str) -> None:
+    """Adds another part's commands; where a package that it needs is absent, a command that says so."""
+    try:
+        app.add_typer(importlib.import_module(module).app, name=name)
+    except ImportError as error:
+        missing = error.name or str(error)
+
+        def unavailable() -> None:
+            raise UserError(f"dslide {name}: {missing} is not installed; pip install 'dslide[{extra}]'")
+
+        context = {"ignore_unknown_options": True, "allow_extra_args": True}
+        app.command(name, help=f"(needs dslide[{extra}])", context_settings=context)(unavailable)
+
+
+_mount("dslide.data.cli", "data", "all")
+_mount("dslide.bench.cli", "bench", "harness")
+_mount("dslide.bench.race_cli", "race", "harness")
+
+
+def _say(message: str) -> None:
+    comms = sys.modules.get("dslide.comm")
+    print(f"dslide: {comms.rank_name() if comms else ''}{message}", file=sys.stderr, flush=True)
+
+
+def _status(arguments: list[str] | None) -> int:
+    try:
+        status = typer.main.get_command(app).main(args=arguments, prog_name="dslide", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except UserError as error:
+        _say(str(error))
+        return 2
+    except Terminated:
+        _say("terminated")
+        return 143
+    except (KeyboardInterrupt, click.Abort):
+        _say("interrupted")
+        return 130
+    except BrokenPipeError:
+        return 1
+    except Exception:
+        _say(traceback.format_exc())
+        return 1
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits with its status."""
+    status = _status(arguments)
+    comms = sys.modules.get("dslide.comm")
+    if comms is not None:
+        comms.leave(status)
+    raise SystemExit(status)

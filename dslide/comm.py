@@ -1,0 +1,305 @@
+"""The ranks of a run and what they exchange. The only file that knows MPI.
+
+A training step has three exchanges (Exchange below), all of them point-to-point with the receives posted first and
+no message of 64 KB or more, which Open MPI would send by a handshake that halves a slow link's speed. Everything
+else (start-up, evaluation, stopping) is a small collective and is counted apart.
+"""
+
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dslide import _core
+
+MESSAGE_BYTES = 60_000
+_UNDER_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
+Floats = NDArray[np.float32]
+
+
+class LocalComm:
+    """One process: every exchange is the identity. Also the interface of MpiComm."""
+
+    rank = 0
+    size = 1
+
+    def __init__(self) -> None:
+        self.payload_bytes = 0  # what this rank sent in training steps
+        self.other_bytes = 0  # rows that this rank sent in evaluations
+        self.wait_seconds = 0.0  # spent waiting in the training steps' exchanges
+        self.paused = False  # evaluation: traffic is counted as other, waits not at all
+
+    def barrier(self) -> None:
+        """Returns when every rank has come here."""
+
+    def gather(self, item: Any) -> list[Any] | None:
+        """The items of all ranks, in order, on rank 0; None elsewhere. Any picklable object."""
+        return [item]
+
+    def bcast(self, item: Any) -> Any:
+        """Rank 0's item on every rank."""
+        return item
+
+    def agree(self, value: float) -> float:
+        """The largest of all ranks' values, the same everywhere."""
+        return value
+
+    def start(self, sends: list[tuple[int, Any]], receives: list[tuple[int, Any]], tag: int) -> list[Any]:
+        """Begins to move contiguous buffers, (peer, buffer) each; they belong to the exchange until `finish`."""
+        return []
+
+    def finish(self, requests: list[Any]) -> None:
+        """Waits for what `start` returned."""
+
+    def abort(self, status: int) -> None:
+        """Ends the whole job with `status`."""
+        raise SystemExit(status)
+
+
+class MpiComm(LocalComm):
+    """The ranks that mpiexec started."""
+
+    def __init__(self, silent: bool = False) -> None:
+        """`silent` computes as if it exchanged but moves nothing (buffers keep zeros): to time a step without links."""
+        super().__init__()
+        from mpi4py import MPI
+
+        self._mpi, self._world, self._silent = MPI, MPI.COMM_WORLD, silent
+        self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
+
+    def barrier(self) -> None:
+        self._world.Barrier()
+
+    def gather(self, item: Any) -> list[Any] | None:
+        return self._world.gather(item)  # type: ignore[no-any-return]
+
+    def bcast(self, item: Any) -> Any:
+        return self._world.bcast(item)
+
+    def agree(self, value: float) -> float:
+        return float(self._world.allreduce(value, self._mpi.MAX))
+
+    def start(self, sends: list[tuple[int, Any]], receives: list[tuple[int, Any]], tag: int) -> list[Any]:
+        sent = sum(buffer.nbytes for _, buffer in sends)
+        if self.paused:
+            self.other_bytes += sent
+        else:
+            self.payload_bytes += sent
+        if self._silent:
+            return []
+        requests = []
+        for peer, buffer in receives:
+            requests += [self._world.Irecv(part, peer, tag) for part in _parts(buffer)]
+        for peer, buffer in sends:
+            requests += [self._world.Isend(part, peer, tag) for part in _parts(buffer)]
+        return requests
+
+    def finish(self, requests: list[Any]) -> None:
+        begin = time.perf_counter()
+        self._mpi.Request.Waitall(requests)
+        if not self.paused:
+            self.wait_seconds += time.perf_counter() - begin
+
+    def abort(self, status: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._world.Abort(status)
+
+
+def _parts(buffer: NDArray[Any]) -> list[NDArray[np.uint8]]:
+    """Pieces of at most MESSAGE_BYTES of a contiguous array; an empty array has none."""
+    flat = buffer.reshape(-1).view(np.uint8)
+    return [flat[begin : begin + MESSAGE_BYTES] for begin in range(0, flat.nbytes, MESSAGE_BYTES)]
+
+
+def under_mpi() -> bool:
+    """Whether a launcher of MPI started this process (only then is mpi4py imported, so that it may be absent)."""
+    if "OMPI_COMM_WORLD_SIZE" in os.environ or "PMI_SIZE" in os.environ:
+        return int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1"))) > 1
+    return any(name in os.environ for name in _UNDER_MPI)
+
+
+_comm: LocalComm | None = None
+
+
+def world() -> LocalComm:
+    """The communicator of this process, made at the first call. Raises UserError if MPI started it without mpi4py."""
+    global _comm
+    if _comm is None:
+        if under_mpi():
+            try:
+                _comm = MpiComm()
+            except ImportError as error:
+                from dslide.errors import UserError
+
+                raise UserError(
+                    f"started by MPI, but mpi4py cannot be imported ({error}); install it: pip install 'dslide[mpi]'"
+                ) from error
+        else:
+            _comm = LocalComm()
+    return _comm
+
+
+def silent() -> LocalComm:
+    """As `world`, but rows never travel: to time a step's computation alone."""
+    return MpiComm(silent=True) if under_mpi() else LocalComm()
+
+
+def cuts(total: int, parts: int, block: int = 1) -> list[int]:
+    """Offsets [parts + 1] of near-equal contiguous parts of `total` items; inner borders lie on whole blocks."""
+    blocks = -(-total // block)
+    return [min(total, block * (blocks * part // parts)) for part in range(parts + 1)]
+
+
+def local_threads(comm: LocalComm) -> int:
+    """The cores that this rank may use, shared fairly with ranks that may use the very same ones."""
+    cores = frozenset(os.sched_getaffinity(0))
+    everyone = comm.bcast(comm.gather((os.uname().nodename, cores)))
+    return max(1, len(cores) // everyone.count((os.uname().nodename, cores)))
+
+
+class Exchange:
+    """The rows and sums that a step exchanges, and their buffers.
+
+    `hidden_cuts` [P + 1] are the ranks' borders in a row of H hidden units. A step goes: `own` -> (fill it) ->
+    `gather` -> `normalise` -> `grad` -> (fill it) -> `scatter` -> (other work) -> `collect`. With one rank all of
+    it is the identity on one buffer. `payload` of a point over all ranks is exactly
+    2 (P - 1) H b + P (P - 1) (2 s + 4) bytes: b a value, s a row's scale (int8: 1 and 4).
+    """
+
+    def __init__(self, comm: LocalComm, hidden_cuts: list[int], wire: str, max_rows: int) -> None:
+        self.comm, self.cuts, self.wire = comm, hidden_cuts, wire
+        hidden, rank = hidden_cuts[-1], comm.rank
+        self.widths = np.diff(hidden_cuts).tolist()
+        self.peers = [peer for peer in range(comm.size) if peer != rank]
+        self._h = np.zeros((max_rows, hidden), np.float32)
+        self._dh = np.zeros((max_rows, hidden), np.float32)
+        if comm.size == 1:
+            return
+        self.row_bytes = [_core.row_bytes(wire, width) for width in self.widths]
+        mine = self.widths[rank]
+        self._slices = [np.zeros(max_rows * width, np.float32) for width in self.widths]
+        self._packed = [np.zeros(max_rows * size, np.uint8) for size in self.row_bytes]  # one a rank
+        self._arrived = {peer: np.zeros(max_rows * self.row_bytes[rank], np.uint8) for peer in self.peers}
+        self._sum = np.zeros(max_rows * mine, np.float32)
+        self._part = np.zeros(max_rows * mine, np.float32)
+        self._lses = np.zeros((comm.size, max_rows), np.float32)
+        self._pending: list[Any] = []
+
+    def own(self, rows: int) -> Floats:
+        """[rows, own units], to be filled with this rank's activations."""
+        if self.comm.size == 1:
+            return self._h[:rows]
+        return self._slice(self.comm.rank, rows)
+
+    def gather(self, rows: int, wire: str | None = None) -> Floats:
+        """All ranks' activations [rows, H] from everyone's `own`; the own ones too as they look on the wire."""
+        h = self._h[:rows]
+        if self.comm.size == 1:
+            return h
+        wire, rank = wire or self.wire, self.comm.rank
+        sizes = self.row_bytes if wire == self.wire else [_core.row_bytes(wire, width) for width in self.widths]
+        if wire == self.wire:
+            packed = [self._packed[peer][: rows * sizes[peer]] for peer in range(self.comm.size)]
+        else:
+            packed = [np.zeros(rows * size, np.uint8) for size in sizes]
+        _core.pack_rows(self._slice(rank, rows), wire, packed[rank])
+        requests = self.comm.start(
+            [(peer, packed[rank]) for peer in self.peers], [(peer, packed[peer]) for peer in self.peers], tag=1
+        )
+        self._unpack(rank, rows, wire, packed)
+        self.comm.finish(requests)
+        for peer in self.peers:
+            self._unpack(peer, rows, wire, packed)
+        return h
+
+    def _slice(self, rank: int, rows: int) -> Floats:
+        return self._slices[rank][: rows * self.widths[rank]].reshape(rows, self.widths[rank])
+
+    def _unpack(self, rank: int, rows: int, wire: str, packed: list[NDArray[np.uint8]]) -> None:
+        part = self._slice(rank, rows)
+        _core.unpack_rows(packed[rank], wire, part)
+        self._h[:rows, self.cuts[rank] : self.cuts[rank + 1]] = part
+
+    def normalise(self, lse: Floats) -> Floats:
+        """The log-sum-exp over all ranks of each rank's `lse` [rows], the same bits everywhere."""
+        if self.comm.size == 1:
+            return lse
+        all_lse = self._lses[:, : len(lse)]
+        all_lse[self.comm.rank] = lse
+        self.comm.finish(
+            self.comm.start(
+                [(peer, all_lse[self.comm.rank]) for peer in self.peers],
+                [(peer, all_lse[peer]) for peer in self.peers],
+                tag=2,
+            )
+        )
+        return combine_lse(all_lse)
+
+    def grad(self, rows: int) -> Floats:
+        """[rows, H], to be filled with this rank's part of the hidden gradient."""
+        return self._dh[:rows]
+
+    def scatter(self, rows: int) -> None:
+        """Starts to send everyone their units of `grad`, and to receive the own ones."""
+        if self.comm.size == 1:
+            return
+        dh, rank = self._dh[:rows], self.comm.rank
+        sends = []
+        receives = [(peer, self._arrived[peer][: rows * self.row_bytes[rank]]) for peer in self.peers]
+        for peer in self.peers:
+            part = self._slice(peer, rows)
+            part[:] = dh[:, self.cuts[peer] : self.cuts[peer + 1]]
+            packed = self._packed[peer][: rows * self.row_bytes[peer]]
+            _core.pack_rows(part, self.wire, packed)
+            sends.append((peer, packed))
+        self._pending = self.comm.start(sends, receives, tag=3)
+
+    def collect(self, rows: int) -> Floats:
+        """The sum over ranks, in their order, of the own units' gradients [rows, own units]."""
+        if self.comm.size == 1:
+            return self._dh[:rows]
+        rank = self.comm.rank
+        mine = self.widths[rank]
+        total = self._sum[: rows * mine].reshape(rows, mine)
+        part = self._part[: rows * mine].reshape(rows, mine)
+        self.comm.finish(self._pending)
+        total[:] = 0
+        for peer in range(self.comm.size):
+            if peer == rank:
+                total += self._dh[:rows, self.cuts[rank] : self.cuts[rank + 1]]
+            else:
+                _core.unpack_rows(self._arrived[peer][: rows * self.row_bytes[rank]], self.wire, part)
+                total += part
+        return total
+
+
+def combine_lse(lses: Floats) -> Floats:
+    """log(sum(exp(lses))) over axis 0 in float32; -inf where every entry is, nan and +inf pass through."""
+    top = lses.max(axis=0)
+    safe = np.where(np.isfinite(top), top, np.float32(0))
+    with np.errstate(divide="ignore", over="ignore"):
+        return np.asarray(safe + np.log(np.exp(lses - safe).sum(axis=0)), np.float32)
+
+
+def payload_per_point(hidden: int, ranks: int, wire: str) -> int:
+    """Bytes that all ranks together send for one training point; neither features nor labels matter."""
+    value, scale = {"fp32": (4, 0), "bf16": (2, 0), "int8": (1, 4)}[wire]
+    return 2 * (ranks - 1) * hidden * value + ranks * (ranks - 1) * (2 * scale + 4)
+
+
+def leave(status: int) -> None:
+    """Exits; under MPI a failing rank ends the whole job at once instead of leaving the others waiting for it."""
+    if status != 0 and isinstance(_comm, MpiComm) and _comm.size > 1:
+        if status == 2 and _comm.rank != 0:
+            time.sleep(1.0)  # a mistake that every rank sees is told once, by rank 0
+        _comm.abort(status)
+    raise SystemExit(status)
+
+
+def rank_name() -> str:
+    """"rank 1 of 2: " where there are several, for messages."""
+    return f"rank {_comm.rank} of {_comm.size}: " if _comm is not None and _comm.size > 1 else ""

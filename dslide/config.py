@@ -1,0 +1,231 @@
+"""What a training run is: pydantic models, presets, and the way from a command line to them."""
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dslide.errors import UserError
+
+
+class Strict(BaseModel):
+    """Unknown keys are errors: a misspelt setting must not pass silently."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+
+class NetworkConfig(Strict):
+    """Sparse input -> `hidden` units -> all labels."""
+
+    hidden: int = Field(128, ge=1, description="hidden units")
+    activation: Literal["relu", "leaky-relu"] = "leaky-relu"
+    slope: float = Field(0.4, ge=0, lt=1, description="leaky-relu's slope below zero")
+    dropout: float = Field(0.1, ge=0, lt=1, description="probability that a hidden unit is dropped in training")
+    input_init_std: float = Field(0.05, ge=0, description="standard deviation of the first embedding rows")
+    output_init: Literal["class-mean", "normal"] = Field(
+        "class-mean", description="class-mean: the unit-normalised sum over a label's points of (h - mean h)"
+    )
+    output_init_std: float = Field(0.01, ge=0, description="standard deviation with output_init: normal")
+    bias: bool = Field(False, description="biases in both layers")
+
+
+class LshConfig(Strict):
+    """Hash tables over the output neurons, queried with a point's hidden activation."""
+
+    family: Literal["simhash", "dwta"] = "simhash"
+    K: int = Field(9, ge=1, le=30, description="codes a table")
+    L: int = Field(50, ge=1, description="tables")
+    bucket_cap: int = Field(128, ge=1, description="ids a bucket holds, the oldest leave first")
+    min_active: int = Field(1500, ge=0, description="a point with fewer active neurons is topped up")
+    top_up: int = Field(1000, ge=0, description="... to this many, at random")
+    packing: Literal["exact", "published"] = Field(
+        "exact", description="published: 2 bits for each of DWTA's 8 positions, as the published code packs them"
+    )
+    rebuild_points: int = Field(6400, ge=1, description="training points between rebuilds of the tables")
+    new_functions_points: int = Field(128_000, ge=1, description="training points between new hash functions")
+
+
+class SamplerConfig(Strict):
+    """Which output neurons a point touches."""
+
+    kind: Literal["in-batch", "uniform", "lsh", "full"] = Field(
+        "in-batch", description="in-batch: labels of the whole batch; uniform: own labels and uniform_extras draws"
+    )
+    uniform_extras: int = Field(0, ge=0, description="uniform draws a batch added to in-batch or uniform")
+    log_q: bool = Field(True, description="subtract the log of the inclusion probability from sampled logits")
+    lsh: LshConfig = LshConfig()
+
+
+class OptimizerConfig(Strict):
+    """Row-wise Adagrad (one float of state a row and block) or dense Adam."""
+
+    kind: Literal["adagrad", "adam"] = "adagrad"
+    learning_rate: float = Field(0.1, gt=0)
+    decay: Literal["linear", "constant"] = Field("linear", description="linear: to 0 over the run's total steps")
+    eps: float = Field(1e-8, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    initial_accumulator_input: float = Field(1e-8, ge=0, description="Adagrad's first accumulator, input rows")
+    initial_accumulator_output: float = Field(1e-7, ge=0, description="Adagrad's first accumulator, output rows")
+
+
+class TrainConfig(Strict):
+    """Everything that decides a training run besides the data and the machine."""
+
+    network: NetworkConfig = NetworkConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    loss: Literal["softmax"] = "softmax"
+    point_weight: Literal["none", "sqrt-labels"] = "sqrt-labels"
+    batch_size: int = Field(256, ge=1, description="points a step, over all ranks")
+    epochs: float = Field(6, ge=0)
+    wire: Literal["fp32", "bf16", "int8"] = Field("int8", description="format of the rows that ranks exchange")
+    seed: int = Field(0, ge=0, lt=2**63)
+    threads: int = Field(0, ge=0, description="threads a rank; 0: all cores that it may use")
+    eval_epochs: list[float] | None = Field(None, description="where to evaluate; null: after every whole epoch")
+    checkpoint_every: int = Field(0, ge=0, description="steps between checkpoints; 0: none")
+    budget_seconds: float | None = Field(None, gt=0, description="training seconds after which the run stops")
+    target: float | None = Field(None, ge=0, le=1, description="P@1 (a fraction) at which the run stops")
+
+    @model_validator(mode="after")
+    def _combinations(self) -> "TrainConfig":
+        if self.sampler.kind == "uniform" and self.sampler.uniform_extras == 0:
+            raise ValueError("sampler.kind uniform needs sampler.uniform_extras > 0")
+        return self
+
+    def evaluation_epochs(self) -> list[float]:
+        """`eval_epochs`, or every whole epoch."""
+        if self.eval_epochs is not None:
+            return self.eval_epochs
+        return [float(epoch) for epoch in range(1, int(self.epochs) + 1)]
+
+    def model_dict(self) -> dict[str, Any]:
+        """What defines the trained model: without threads and without when to look or stop."""
+        return self.model_dump(mode="json", exclude={"threads", "eval_epochs", "budget_seconds", "target"})
+
+
+# `default` is the class defaults. `slide` is the papers' algorithm: hash tables, dense Adam, no correction of the
+# sampled softmax, N(0, 0.01^2) weights and biases, a constant rate; rate and eps come from a validation search.
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "slide": {
+        "network": {
+            "activation": "relu", "dropout": 0.0, "input_init_std": 0.01,
+            "output_init": "normal", "output_init_std": 0.01, "bias": True,
+        },
+        "sampler": {"kind": "lsh", "log_q": False},
+        "optimizer": {"kind": "adam", "learning_rate": 0.001, "decay": "constant", "eps": 1e-8},
+        "point_weight": "none",
+        "epochs": 15,
+    },
+}  # fmt: skip
+
+
+def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    """`top` over `base`, nested dictionaries merged key by key; neither is changed."""
+    merged = dict(base)
+    for key, value in top.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    keys = []
+    for name, field in model.model_fields.items():
+        keys.append(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys += _keys(field.annotation, f"{prefix}{name}.")
+    return keys
+
+
+def _unknown(key: str, source: str) -> UserError:
+    valid = _keys(TrainConfig)
+    leaf = [k for k in valid if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    close = leaf or difflib.get_close_matches(key, valid, n=1, cutoff=0.0)
+    return UserError(f"{source}: unknown key '{key}'; the closest valid key is '{close[0]}'")
+
+
+def from_dotted(pairs: dict[str, Any], source: str) -> dict[str, Any]:
+    """`{"a.b": 1}` -> `{"a": {"b": 1}}`; raises UserError for a key that TrainConfig does not have."""
+    valid, nested = set(_keys(TrainConfig)), dict[str, Any]()
+    for key, value in pairs.items():
+        if key not in valid:
+            raise _unknown(key, source)
+        *path, leaf = key.split(".")
+        tree: dict[str, Any] = {}
+        spot = tree
+        for part in path:
+            spot = spot.setdefault(part, {})
+        spot[leaf] = value
+        nested = merge(nested, tree)
+    return nested
+
+
+def parse_sets(sets: list[str]) -> dict[str, Any]:
+    """`key.sub=value` arguments as a nested dictionary; values are YAML, typed later by the model."""
+    pairs = {}
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set {text}: write it as key=value, for example --set optimizer.learning_rate=0.05")
+        try:
+            pairs[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UserError(f"--set {text}: the value is not valid YAML") from error
+    return from_dotted(pairs, "--set")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file's mapping; raises UserError naming the file and line."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such config file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark else ""
+        raise UserError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: a config is a mapping of keys to values, not a {type(content).__name__}")
+    return content
+
+
+def validated(values: dict[str, Any], source: str) -> TrainConfig:
+    """The model of `values`; raises UserError naming `source`, every bad key and its reason."""
+    try:
+        return TrainConfig.model_validate(values)
+    except ValidationError as error:
+        reasons = []
+        for item in error.errors():
+            key = ".".join(str(part) for part in item["loc"])
+            if item["type"] == "extra_forbidden":
+                raise _unknown(key, source) from error
+            got = "" if item["type"] == "value_error" else f" (got {item['input']!r})"
+            reasons.append(f"{key or 'config'}: {item['msg']}{got}")
+        raise UserError(f"{source}: " + "; ".join(reasons)) from error
+
+
+def build_config(
+    preset: str | None = None,
+    file: Path | None = None,
+    overrides: dict[str, Any] | None = None,
+) -> TrainConfig:
+    """Resolves preset < file < overrides (a nested dictionary). A file may name its own `preset`."""
+    source, values = "config", dict[str, Any]()
+    if file is not None:
+        source, values = str(file), read_yaml(file)
+        inner = values.pop("preset", None)
+        preset = preset or inner
+    name = preset or "default"
+    if name not in PRESETS:
+        raise UserError(f"unknown preset '{name}'; there are: {', '.join(PRESETS)}")
+    if file is not None:
+        validated(merge(PRESETS[name], values), source)  # so that a mistake in the file is told as the file's
+    return validated(merge(merge(PRESETS[name], values), overrides or {}), "--set" if overrides else source)

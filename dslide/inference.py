@@ -1,0 +1,66 @@
+"""A trained model from its folder, for evaluation and prediction."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dslide import _core
+from dslide.comm import LocalComm, local_threads
+from dslide.data import Points
+from dslide.errors import UserError
+from dslide.evaluation import Predictor
+from dslide.network import MEMBER, Manifest, Network, Shape, load_tensors
+
+
+@dataclass(frozen=True)
+class Model:
+    """This rank's shard of a trained network."""
+
+    folder: Path
+    manifest: Manifest
+    network: Network
+    comm: LocalComm
+    pool: Any
+
+    @classmethod
+    def load(cls, path: Path, comm: LocalComm, threads: int = 0) -> "Model":
+        """Reads the model in `path` (a run's folder or a model's) for any number of ranks; UserError if it can't."""
+        folder = path if (path / "manifest.json").exists() else path / "model"
+        source = Manifest.read(folder)
+        content = source.content
+        shape = Shape.of(content["features"], source.config.network.hidden, content["labels"], comm.size)
+        pool = _core.Pool(threads or local_threads(comm))
+        network = Network(source.config, shape, comm.rank, pool, training=False)
+        load_tensors(network, source, folder / MEMBER, network.weights())
+        return cls(folder, source, network, comm, pool)
+
+    def topk(
+        self, points: Points, k: int, where: str, *, normaliser: bool = False
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32] | None]:
+        """As Predictor.topk; UserError naming `where` if the points have features or labels unknown to the model."""
+        shape = self.network.shape
+        for what, indices, limit in (
+            ("feature", points.x_indices, shape.features),
+            ("label", points.y_indices, shape.labels),
+        ):
+            if len(indices) and indices.max() >= limit:
+                raise UserError(f"{where}: {what} {indices.max()} is unknown to the model, which has {limit}")
+        fitted = replace(points, num_features=shape.features, num_labels=shape.labels)
+        return Predictor(self.network, self.comm, self.pool, normaliser=normaliser).topk(fitted, k)
+
+
+def table(
+    ids: NDArray[np.int32], scores: NDArray[np.float32], lse: NDArray[np.float32], names: list[str] | None
+) -> str:
+    """Lines of row, position (from 1), label and probability, tab-separated; missing predictions are left out."""
+    probability = np.exp(scores.astype(np.float64) - lse.astype(np.float64)[:, None])
+    lines = []
+    for row in range(len(ids)):
+        for position, label in enumerate(ids[row].tolist()):
+            if label >= 0:
+                name = names[label] if names is not None else label
+                lines.append(f"{row}\t{position + 1}\t{name}\t{probability[row, position]:.6g}\n")
+    return "".join(lines)

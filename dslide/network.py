@@ -1,0 +1,263 @@
+"""A rank's shard of the network: its layers, its files, and the shapes that both agree on.
+
+A model is a folder: manifest.json and member-<k>/shard-<r>.safetensors. It holds neither times nor the number of
+threads, so the same seed gives the same bytes. Every tensor is cut along one axis (hidden units or labels), and
+loading reads slices, so a model of P shards loads into Q ranks.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from dslide import _core
+from dslide.comm import LocalComm, cuts
+from dslide.config import TrainConfig
+from dslide.errors import UserError
+from dslide.files import atomic_dir, write_atomic
+
+STATE_BLOCK = 16  # hidden units that share one number of Adagrad state; shard borders lie on whole blocks
+FORMAT = "dslide-model"
+FORMAT_VERSION = 1
+MEMBER = "member-0"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The network's size and how P ranks share it: offsets [P + 1] of hidden units and of labels."""
+
+    features: int
+    hidden: int
+    labels: int
+    hidden_cuts: list[int]
+    label_cuts: list[int]
+
+    @classmethod
+    def of(cls, features: int, hidden: int, labels: int, ranks: int) -> "Shape":
+        """Near-equal blocks; a rank may get no hidden units or no labels."""
+        return cls(features, hidden, labels, cuts(hidden, ranks, STATE_BLOCK), cuts(labels, ranks))
+
+    def memory_bytes(self, rank: int, config: TrainConfig, label_nnz: int) -> int:
+        """About what a rank allocates: parameters, optimiser state, tables, and a batch's buffers."""
+        h = self.hidden_cuts[rank + 1] - self.hidden_cuts[rank]
+        own = self.label_cuts[rank + 1] - self.label_cuts[rank]
+        weights = self.features * h + own * self.hidden
+        state = 2 * weights if config.optimizer.kind == "adam" else self.features * (h // STATE_BLOCK + 1) + own
+        batch, sampler = config.batch_size, config.sampler
+        per_batch = batch * max(1, label_nnz) + sampler.uniform_extras
+        active = own if sampler.kind in ("full", "lsh") else min(own, per_batch)
+        pairs = active * batch if sampler.kind != "lsh" else min(active, 4 * sampler.lsh.min_active + 64) * batch
+        buffers = 2 * active * self.hidden + 2 * pairs + 8 * batch * self.hidden
+        tables = sampler.lsh.L * own * 2 if sampler.kind == "lsh" else 0
+        if config.network.output_init == "class-mean":
+            buffers += own * self.hidden // 4
+        return 4 * (weights + state + buffers + tables)
+
+
+class Network:
+    """The layers of one rank. `input` and `output` are the core's."""
+
+    def __init__(self, config: TrainConfig, shape: Shape, rank: int, pool: Any, *, training: bool) -> None:
+        self.config, self.shape, self.rank = config, shape, rank
+        net, opt = config.network, config.optimizer
+        self.hidden = (shape.hidden_cuts[rank], shape.hidden_cuts[rank + 1])
+        self.labels = (shape.label_cuts[rank], shape.label_cuts[rank + 1])
+        self.input = _core.InputLayer(
+            pool,
+            shape.features,
+            shape.hidden,
+            *self.hidden,
+            activation=net.activation,
+            slope=net.slope,
+            dropout=net.dropout,
+            init_std=net.input_init_std,
+            bias=net.bias,
+            seed=config.seed,
+            state_block=STATE_BLOCK,
+        )
+        self.output = _core.OutputLayer(
+            pool,
+            shape.labels,
+            *self.labels,
+            shape.hidden,
+            bias=net.bias,
+            init_std=net.output_init_std if net.output_init == "normal" else 0.0,
+            seed=config.seed,
+        )
+        if training:
+            for layer, accumulator in (
+                (self.input, opt.initial_accumulator_input),
+                (self.output, opt.initial_accumulator_output),
+            ):
+                layer.set_optimizer(
+                    _core.Optimizer(
+                        kind=opt.kind,
+                        eps=opt.eps,
+                        beta1=opt.beta1,
+                        beta2=opt.beta2,
+                        initial_accumulator=accumulator,
+                    )
+                )
+
+    def initialise(self, x: Any, y: Any) -> None:
+        """The output rows' data-dependent start, from the training points' core CSR views."""
+        if self.config.network.output_init == "class-mean":
+            self.output.class_mean_init(x, y, self.input)
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """Views of this rank's parameters."""
+        tensors = {"input.weights": self.input.weights, "output.weights": self.output.weights}
+        if self.config.network.bias:
+            tensors |= {"input.bias": self.input.bias, "output.bias": self.output.bias}
+        return tensors
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Views of this rank's optimiser state."""
+        tensors = {}
+        for side, layer in (("input", self.input), ("output", self.output)):
+            tensors |= {f"{side}.{name}": array for name, array in layer.state().items()}
+        return {name: array for name, array in tensors.items() if name not in self.weights()}
+
+    def own_range(self, name: str) -> tuple[int, int, int]:
+        """(axis, begin, end) of this rank's part of a tensor in the whole one."""
+        return _range(name, self.weights() | self.state(), self.hidden, self.labels)
+
+
+def _range(
+    name: str, tensors: dict[str, NDArray[Any]], hidden: tuple[int, int], labels: tuple[int, int]
+) -> tuple[int, int, int]:
+    if name.startswith("output."):
+        return 0, *labels
+    axis = tensors[name].ndim - 1
+    if name.endswith("accum"):
+        return axis, hidden[0] // STATE_BLOCK, -(-hidden[1] // STATE_BLOCK)
+    return axis, *hidden
+
+
+@contextmanager
+def shared_dir(comm: LocalComm, path: Path) -> Iterator[Path]:
+    """`atomic_dir` for all ranks together: all write into one folder, which takes its place when all have."""
+    with ExitStack() as stack:
+        work = stack.enter_context(atomic_dir(path)) if comm.rank == 0 else None
+        yield comm.bcast(work)
+        comm.barrier()
+    comm.barrier()
+
+
+def save_shards(folder: Path, rank: int, tensors: dict[str, NDArray[Any]]) -> None:
+    """Writes one rank's tensors as shard-<rank>.safetensors in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, folder / shard_name(rank))
+
+
+def shard_name(rank: int) -> str:
+    """File name of a rank's shard."""
+    return f"shard-{rank}.safetensors"
+
+
+def manifest(network: Network, data: dict[str, Any], step: int) -> dict[str, Any]:
+    """What a model's manifest holds: the config that defines it, its data, its shards' offsets."""
+    shape = network.shape
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "config": network.config.model_dict(),
+        "data": data,
+        "features": shape.features,
+        "labels": shape.labels,
+        "steps": step,
+        "ensemble": 1,
+        "members": [
+            {
+                "folder": MEMBER,
+                "hidden_offsets": shape.hidden_cuts,
+                "label_offsets": shape.label_cuts,
+                "files": [shard_name(rank) for rank in range(len(shape.label_cuts) - 1)],
+            }
+        ],
+    }
+
+
+def save_model(
+    network: Network, comm: LocalComm, path: Path, data: dict[str, Any], step: int, names: list[str] | None
+) -> None:
+    """Writes the model's folder; complete or absent."""
+    with shared_dir(comm, path) as work:
+        save_shards(work / MEMBER, comm.rank, network.weights())
+        if comm.rank == 0:
+            write_atomic(work / "manifest.json", json.dumps(manifest(network, data, step), indent=1) + "\n")
+            if names is not None:
+                write_atomic(work / "labels.txt", "".join(f"{name}\n" for name in names))
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A model's manifest, read and checked."""
+
+    path: Path
+    content: dict[str, Any]
+    config: TrainConfig
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """Reads `folder`/manifest.json; UserError if absent, broken, or of another version."""
+        path = folder / "manifest.json"
+        try:
+            content = json.loads(path.read_text())
+            if content["format"] != FORMAT:
+                raise UserError(f"{path}: not a dslide model")
+            if content["format_version"] != FORMAT_VERSION:
+                raise UserError(
+                    f"{path}: format version {content['format_version']}; this dslide reads {FORMAT_VERSION}"
+                )
+            return cls(folder, content, TrainConfig.model_validate(content["config"]))
+        except FileNotFoundError as error:
+            raise UserError(f"{path}: no trained model there; `dslide train --out RUN` makes RUN/model") from error
+        except (OSError, json.JSONDecodeError, KeyError, TypeError, ValidationError) as error:
+            raise UserError(f"{path}: broken manifest: {error}") from error
+
+    def label_names(self) -> list[str] | None:
+        """One name a label, if the data had them."""
+        path = self.path / "labels.txt"
+        return path.read_text().splitlines() if path.exists() else None
+
+
+def load_tensors(network: Network, source: Manifest, folder: Path, tensors: dict[str, NDArray[Any]]) -> None:
+    """Fills this rank's `tensors` (views) from shard files that may be cut in other places."""
+    member = source.content["members"][0]
+    hidden, labels = member["hidden_offsets"], member["label_offsets"]
+    if source.content["features"] != network.shape.features or source.content["labels"] != network.shape.labels:
+        raise UserError(f"{source.path}: its numbers of features and labels are not the data's")
+    for shard, file in enumerate(member["files"]):
+        path = folder / file
+        try:
+            with safe_open(path, framework="numpy") as stored:
+                for name, target in tensors.items():
+                    axis, begin, end = network.own_range(name)
+                    _, first, last = _range(
+                        name,
+                        tensors,
+                        (hidden[shard], hidden[shard + 1]),
+                        (labels[shard], labels[shard + 1]),
+                    )
+                    low, high = max(begin, first), min(end, last)
+                    if low >= high:
+                        continue
+                    there, here = slice(low - first, high - first), slice(low - begin, high - begin)
+                    part = stored.get_slice(name)
+                    if axis == 0:
+                        target[here] = part[there]
+                    else:
+                        target[:, here] = part[:, there]
+        except FileNotFoundError as error:
+            raise UserError(f"{path}: the model's shard is missing") from error
+        except (SafetensorError, ValueError, OSError) as error:
+            raise UserError(f"{path}: broken shard: {error}") from error

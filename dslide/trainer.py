@@ -1,0 +1,412 @@
+"""The training loop: batch -> forward -> exchange -> backward -> update, under the harness's clock.
+
+What a step does, on P ranks that all see the same batch:
+
+1. every rank computes its hidden units of the batch, and all gather all of them (on the wire: int8 rows);
+2. every rank finds its active output rows, their logits, and each point's local log-sum-exp; all exchange it;
+3. every rank computes the gradient of its rows and its part of the hidden gradient, whose sum over ranks goes to
+   the owners of the hidden units; meanwhile the output rows are updated and the next batch is indexed;
+4. every rank updates its input rows.
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dslide import _core
+from dslide.bench.protocol import eval_steps, total_steps
+from dslide.bench.records import Recorder
+from dslide.comm import Exchange, LocalComm, local_threads
+from dslide.config import TrainConfig
+from dslide.data import Dataset, batches
+from dslide.errors import UserError
+from dslide.evaluation import Predictor, core_csr
+from dslide.memory import check_memory
+from dslide.network import Network, Shape, save_model
+from dslide.progress import Progress
+from dslide.samplers import label_counts, make_sampler
+
+CHECK_SECONDS = 0.25  # how often ranks agree whether to go on
+TOP = 5
+
+
+class Interrupt:
+    """A request to stop (Ctrl-C, SIGTERM) that all ranks act on together; `signum` is None until there is one."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+
+
+class Trainer:
+    """One rank of a run. Every rank makes one, with the same config and data, and calls `run`."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        dataset: Dataset,
+        comm: LocalComm,
+        recorder: Recorder,
+        *,
+        progress: Progress | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> None:
+        self.config, self.dataset, self.comm, self.recorder = config, dataset, comm, recorder
+        self.progress = progress or Progress(None)
+        self.interrupt = interrupt or Interrupt()
+        self.points = len(dataset.train)
+        if self.points == 0:
+            raise UserError(f"{dataset.name}: the training split has no points")
+        self.batch_size = min(config.batch_size, self.points)
+        self.total_steps = total_steps(self.points, self.batch_size, config.epochs)
+        self.threads = config.threads or local_threads(comm)
+        self._agree_on_inputs()
+        self.shape = Shape.of(dataset.num_features, config.network.hidden, dataset.num_labels, comm.size)
+        labels_a_point = math.ceil(len(dataset.train.y_indices) / self.points)
+        self.progress.note(check_memory(comm, self.shape.memory_bytes(comm.rank, config, labels_a_point)))
+        self.pool = _core.Pool(self.threads)
+        self.network = Network(config, self.shape, comm.rank, self.pool, training=True)
+        self.exchange = Exchange(comm, self.shape.hidden_cuts, config.wire, self.batch_size)
+        self._x, self._y = core_csr(dataset.train, dataset.num_features, dataset.num_labels)
+        self._batches = [_core.Batch(self.pool, self._x, self._y) for _ in range(2)]
+        self._lse = np.empty(self.batch_size, np.float32)
+        self._predictor = Predictor(self.network, comm, self.pool)
+        self.step = 0
+        self.samples = 0
+        self.last_eval: dict[str, Any] = {}
+        self._loss_sum, self._loss_points = 0.0, 0
+        self._active_rows, self._active_pairs, self._steps_here = 0, 0, 0
+        self._earlier = {"payload_bytes": 0, "other_bytes": 0}  # before a resume, all ranks together
+
+    def _agree_on_inputs(self) -> None:
+        """Ranks that see other data or settings would compute nonsense without any error."""
+        settings = json.dumps(self.config.model_dump(mode="json", exclude={"threads"}), sort_keys=True)
+        mine = {
+            "data": self.dataset.hash,
+            "config": hashlib.sha256(settings.encode()).hexdigest(),
+            "instruction set": _core.instruction_set(),
+        }
+        everyone = self.comm.bcast(self.comm.gather(mine))
+        for rank, other in enumerate(everyone):
+            for what, value in other.items():
+                if value != everyone[0][what]:
+                    raise UserError(
+                        f"rank {rank} has another {what} ({value[:16]}) than rank 0 ({everyone[0][what][:16]}); "
+                        "all ranks need the same files, settings and instruction set (DSLIDE_ISA)"
+                    )
+
+    # The loop
+
+    def run(self, checkpoint: "Path | None" = None, resume: bool = False) -> str:
+        """Trains to the end, a target, the budget, divergence or an interrupt; returns the status. Collective.
+
+        Checkpoints go to the folder `checkpoint`; `resume` begins from the one that is there.
+        """
+        from dslide import checkpoint as files
+
+        clock, config = self.recorder.clock, self.config
+        evaluate_at = eval_steps(self.points, self.batch_size, config.epochs, config.evaluation_epochs())
+        if resume:
+            assert checkpoint is not None
+            files.restore(self, checkpoint)
+        self.recorder.start()
+        self.progress.start(self.total_steps, self.step)
+        clock.start()
+        self._prepare(initialise=not resume)
+        clock.stop()
+        status = "done"
+        if not resume:
+            status = self._evaluate(status)
+        while status == "done" and self.step < self.total_steps:
+            until = min(s for s in [*evaluate_at, self.total_steps] if s > self.step)
+            if config.checkpoint_every:
+                until = min(until, self.step - self.step % config.checkpoint_every + config.checkpoint_every)
+            clock.start()
+            status = self._steps(until)
+            clock.stop()
+            if self.step in evaluate_at and status == "done":
+                status = self._evaluate(status)
+            if checkpoint is not None and config.checkpoint_every and self.step % config.checkpoint_every == 0:
+                if status == "done" and self.step < self.total_steps:
+                    files.write(self, checkpoint)
+                    clock.start()
+                    self.sampler.refresh(self.samples)
+                    clock.stop()
+        if status in ("timeout", "diverged") and self.last_eval.get("step") != self.step:
+            self._evaluate(status)
+        self.progress.stop()
+        return status
+
+    def _prepare(self, *, initialise: bool) -> None:
+        """What the system needs before step 1 and a rival might not: on the clock."""
+        train = self.dataset.train
+        if initialise:
+            self.network.initialise(self._x, self._y)
+        self.sampler = make_sampler(
+            self.config.sampler,
+            self.network.output,
+            (self.shape.labels, *self.network.labels),
+            label_counts(train.y_indices, self.shape.labels),
+            self.points,
+            self.batch_size,
+            self.config.seed,
+        )
+        self.sampler.refresh(self.samples)
+        self._order = self._batch_order(self.step)
+        self._next = next(self._order)
+        self._batches[self.step % 2].select(self._next, self.step)
+
+    def _batch_order(self, step: int) -> Iterator[NDArray[np.int64]]:
+        per_epoch = math.ceil(self.points / self.batch_size)
+        epoch, skip = divmod(step, per_epoch)
+        while True:
+            for number, rows in enumerate(batches(self.points, self.batch_size, self.config.seed, epoch)):
+                if number >= skip:
+                    yield rows
+            epoch, skip = epoch + 1, 0
+
+    def _steps(self, until: int) -> str:
+        """Steps to `until` or to a reason to stop; ranks look for one together, every CHECK_SECONDS or so."""
+        check = 1  # steps until ranks next agree; rank 0's pace decides
+        begin, begin_step = time.perf_counter(), self.step
+        while self.step < until:
+            if not self._one_step():
+                return "diverged"
+            check -= 1
+            if check <= 0 and self.step < until:
+                stop, check = self._meet((time.perf_counter() - begin) / (self.step - begin_step))
+                if stop:
+                    return stop
+        return self._meet(1.0)[0] or "done"
+
+    def _meet(self, seconds_a_step: float) -> tuple[str | None, int]:
+        """Collective: why to stop, and in how many steps to ask again."""
+        budget = self.config.budget_seconds
+        seconds = self.recorder.clock.seconds
+        everyone = self.comm.gather((self._loss_sum, self.interrupt.signum))
+        answer: tuple[str | None, int] | None = None
+        if everyone is not None:
+            loss = sum(part[0] for part in everyone) / max(1, self._loss_points)
+            stop = None
+            if any(part[1] is not None for part in everyone):
+                stop = "interrupted"
+            elif budget is not None and seconds > budget and self.step < self.total_steps:
+                stop = "timeout"
+            self.progress.update(self.step, self.samples, self.samples / self.points, seconds, loss, self.last_eval)
+            answer = (stop, max(1, int(CHECK_SECONDS / max(seconds_a_step, 1e-6))))
+        self._loss_sum, self._loss_points = 0.0, 0
+        return self.comm.bcast(answer)  # type: ignore[no-any-return]
+
+    def _learning_rate(self) -> float:
+        rate = self.config.optimizer.learning_rate
+        return rate * max(0.0, 1 - self.step / self.total_steps) if self.config.optimizer.decay == "linear" else rate
+
+    def _one_step(self) -> bool:
+        """One batch; False if the loss is no longer a number (every rank sees the same)."""
+        network, exchange = self.network, self.exchange
+        batch, size = self._batches[self.step % 2], len(self._next)
+        self.sampler.prepare(self.samples)
+        network.input.forward(batch, exchange.own(size), True)
+        h = exchange.gather(size)
+        own_lse = self._lse[:size]
+        network.output.forward(batch, h, self.sampler.core, own_lse)
+        lse = exchange.normalise(own_lse)
+        if not lse.max() < np.inf:  # nan or +inf; -inf is a point without active labels
+            return False
+        loss = network.output.backward(batch, lse, exchange.grad(size), self._weighted, size)
+        exchange.scatter(size)
+        rate = self._learning_rate()
+        network.output.update(rate, self.step + 1)  # Adam counts from 1
+        if self.step + 1 < self.total_steps:
+            self._next = next(self._order)
+            self._batches[(self.step + 1) % 2].select(self._next, self.step + 1)
+        network.input.backward(batch, exchange.collect(size), rate, self.step + 1)
+        self._loss_sum += loss
+        self._loss_points += size
+        self._active_rows += network.output.active_rows
+        self._active_pairs += network.output.active_pairs
+        self._steps_here += 1
+        self.step += 1
+        self.samples += size
+        return True
+
+    @property
+    def _weighted(self) -> bool:
+        return self.config.point_weight == "sqrt-labels"
+
+    def _evaluate(self, status: str) -> str:
+        """Exact P@1/3/5 on the whole test split; the status afterwards. Collective, the clock stands."""
+        test = self.dataset.test
+        if len(test) == 0:
+            return status
+        begin = time.perf_counter()
+        ids, scores, _ = self._predictor.topk(test, TOP)
+        if self.comm.agree(float(np.isnan(scores).any())):
+            status = "diverged"
+        self.last_eval = self.comm.bcast(
+            self.recorder.evaluation(
+                self.step,
+                self.samples,
+                self.samples / self.points,
+                ids if self.comm.rank == 0 else None,
+                scores if self.comm.rank == 0 else None,
+                test,
+                seconds=time.perf_counter() - begin,
+            )
+        )
+        self.progress.evaluated(self.last_eval)
+        target = self.config.target
+        if status == "done" and target is not None and self.last_eval["p1"] >= target and self.step > 0:
+            status = "target"
+        return status
+
+    # What is told afterwards
+
+    def totals(self) -> dict[str, Any]:
+        """This rank's numbers for the `end` event; what was sent before a resume is told by rank 0."""
+        first = self.comm.rank == 0
+        steps = max(1, self._steps_here)
+        seconds = self.recorder.clock.seconds
+        return {
+            "payload_bytes": self.comm.payload_bytes + (self._earlier["payload_bytes"] if first else 0),
+            "evaluation_bytes": self.comm.other_bytes + (self._earlier["other_bytes"] if first else 0),
+            "wait_seconds": self.comm.wait_seconds,
+            "compute_seconds": max(0.0, seconds - self.comm.wait_seconds),
+            "active_rows": self._active_rows / steps,
+            "active_pairs": self._active_pairs / steps,
+            "threads": self.threads,
+            "step": self.step,
+            "samples": self.samples,
+            "epoch": self.samples / self.points,
+        }
+
+    def time_steps(self, warmup: int, steps: int) -> None:
+        """Steps for their times alone (`step` events), with no evaluation; each begins when all ranks are there."""
+        clock = self.recorder.clock
+        self.recorder.start()
+        clock.start()
+        self._prepare(initialise=True)
+        clock.stop()
+        for number in range(warmup + steps):
+            if number >= warmup:
+                clock.start()
+            begin = time.perf_counter()
+            self._one_step()
+            if number >= warmup:
+                clock.stop()
+                seconds = self.comm.agree(time.perf_counter() - begin)
+                self.recorder.event("step", step=self.step, seconds=seconds)
+
+
+def data_record(dataset: Dataset) -> dict[str, Any]:
+    """What records and manifests say of the data."""
+    return {
+        "name": dataset.name,
+        "hash": dataset.hash,
+        "num_features": dataset.num_features,
+        "num_labels": dataset.num_labels,
+        "train_points": len(dataset.train),
+        "test_points": len(dataset.test),
+    }
+
+
+def meta_fields(trainer: Trainer) -> dict[str, Any]:
+    """What dslide adds to meta.json."""
+    shape, config = trainer.shape, trainer.config
+    biases = shape.hidden + shape.labels if config.network.bias else 0
+    return {
+        "config": config.model_dump(mode="json"),
+        "data": data_record(trainer.dataset),
+        "seed": config.seed,
+        "batch_size": config.batch_size,
+        "total_steps": trainer.total_steps,
+        "parameters": (shape.features + shape.labels) * shape.hidden + biases,
+        "instruction_set": _core.instruction_set(),
+        "hidden_offsets": shape.hidden_cuts,
+        "label_offsets": shape.label_cuts,
+    }
+
+
+def train(
+    config: TrainConfig,
+    dataset: Dataset,
+    comm: LocalComm,
+    recorder: Recorder,
+    out: Path | None,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    interrupt: Interrupt | None = None,
+) -> dict[str, Any]:
+    """Trains, evaluates and records; saves the model to `out`/model unless `out` is None or training failed.
+
+    Collective: every rank calls it with the same arguments.
+
+    Args:
+        config: the whole configuration.
+        dataset: training points, and test points to evaluate on (none: no evaluation).
+        comm: the ranks.
+        recorder: of this rank; its records end with the status.
+        out: the run's folder, for the model and for checkpoints.
+        resume: continue from `out`/checkpoint.
+        progress: where to show it.
+        interrupt: a request to stop.
+
+    Returns:
+        The result that `dslide train --json` prints, the same on every rank.
+
+    Raises:
+        UserError: data or settings that cannot be trained with.
+        KeyboardInterrupt: stopped by `interrupt`; the records are complete, no model is written.
+    """
+    if config.checkpoint_every and out is None:
+        raise UserError("checkpoint_every needs a run folder")
+    trainer = Trainer(config, dataset, comm, recorder, progress=progress, interrupt=interrupt)
+    recorder.meta(**meta_fields(trainer))
+    try:
+        status = trainer.run(out / "checkpoint" if out is not None else None, resume)
+    except KeyboardInterrupt:
+        if comm.size == 1 and not recorder.ended:
+            recorder.end("interrupted", **trainer.totals())
+        raise
+    finally:
+        trainer.progress.stop()
+    model = None
+    if out is not None and status in ("done", "target", "timeout"):
+        model = out / "model"
+        save_model(trainer.network, comm, model, data_record(dataset), trainer.step, dataset.label_names)
+    end = comm.bcast(recorder.end(status, **trainer.totals()))
+    if status == "interrupted":
+        raise KeyboardInterrupt
+    return _result(trainer, status, end, model)
+
+
+def _result(trainer: Trainer, status: str, end: dict[str, Any], model: Path | None) -> dict[str, Any]:
+    seconds = trainer.recorder.clock.seconds
+    evaluation = trainer.last_eval
+    return {
+        "status": status,
+        "epochs": trainer.samples / trainer.points,
+        "steps": trainer.step,
+        "samples": trainer.samples,
+        "train_seconds": end["train_seconds"],
+        "samples_per_second": trainer.samples / seconds if seconds else 0.0,
+        "p1": evaluation.get("p1"),
+        "p3": evaluation.get("p3"),
+        "p5": evaluation.get("p5"),
+        "peak_rss_bytes": end["peak_rss_bytes"],
+        "bytes_sent": end["payload_bytes"],
+        "evaluation_bytes_sent": sum(rank["evaluation_bytes"] for rank in end["ranks"]),
+        "active_rows": sum(rank["active_rows"] for rank in end["ranks"]),
+        "active_pairs": sum(rank["active_pairs"] for rank in end["ranks"]),
+        "ranks": trainer.comm.size,
+        "threads": trainer.threads,
+        "instruction_set": _core.instruction_set(),
+        "model": str(model) if model is not None else None,
+    }
