@@ -30,6 +30,7 @@ rule page:
     output: f"{plan.reports}/index.html"
     log: f"{plan.results}/logs/page.log"
     params: results=plan.results
+    resources: machine=1
     conda: "envs/dslide.yaml"
     shell:
         "python -m dslide.reporting page --experiment {input.experiment} --results {params.results}"
@@ -42,6 +43,7 @@ rule figure:
     output: multiext(f"{plan.reports}/{{name}}", ".svg", ".png", ".json")
     log: f"{plan.results}/logs/figures/{{name}}.log"
     params: results=plan.results
+    resources: machine=1
     conda: "envs/dslide.yaml"
     shell:
         "python -m dslide.reporting figure {wildcards.name} --experiment {input.experiment}"
@@ -54,6 +56,7 @@ rule table:
     output: multiext(f"{plan.results}/tables/{{name}}", ".csv", ".html")
     log: f"{plan.results}/logs/tables/{{name}}.log"
     params: results=plan.results
+    resources: machine=1
     conda: "envs/dslide.yaml"
     shell:
         "python -m dslide.reporting table {wildcards.name} --experiment {input.experiment}"
@@ -66,6 +69,7 @@ rule compose:
     output: f"{plan.results}/composed/{{system}}/{{cluster}}/seed-{{seed}}.done"
     log: f"{plan.results}/logs/composed/{{system}}/{{cluster}}/seed-{{seed}}.log"
     params: what=plan.what
+    resources: machine=1
     conda: "envs/dslide.yaml"
     shell:
         "dslide race compose {input.curve} {input.pace} {output} 2> {log}"
@@ -98,6 +102,7 @@ rule trainer:
     input: "CMakeLists.txt", plan.cpp
     output: touch("build/trainer.built")
     log: "build/trainer.log"
+    resources: machine=1
     localrule: True
     conda: "envs/dslide.yaml"
     shell: "make build > {log} 2>&1"
@@ -106,8 +111,10 @@ rule trainer:
 rule data:
     message: f"Data set {plan.experiment.data}: prepare"
     input: experiment=ancient(plan.file)
-    output: protected(plan.data)
+    output: plan.data
     log: f"{plan.results}/logs/data.log"
+    resources: machine=1
+    localrule: True
     retries: 2
     conda: "envs/dslide.yaml"
     shell: "dslide race data {input.experiment} 2>&1 | tee -i {log} >&2"

@@ -9,16 +9,15 @@ from typing import Any
 
 from dslide.bench import systems
 from dslide.bench.spec import RunSpec
-from dslide.data import prepared_folder
 from dslide.experiment import (
     RunId,
     composed_ids,
     composed_parts,
-    data_name,
     load_experiment,
     run_ids,
     run_spec,
 )
+from dslide.experiment_data import data_folder
 from dslide.paths import content_root
 
 # What dslide's own numbers come from, beside the C++ core; a rival's come from its file in baselines/.
@@ -40,7 +39,7 @@ class Plan:
     @property
     def data(self) -> str:
         """The file that says that the data set is complete."""
-        return str(prepared_folder(data_name(self.experiment)) / "meta.json")
+        return str(data_folder(self.experiment) / "meta.json")
 
     def stamp(self, run_id: RunId) -> str:
         """The file that says that a run's records are complete; they are in the folder of the same name."""
@@ -92,7 +91,15 @@ class Plan:
         own = [content_root() / "dslide" / f"{name}.py" for name in _TRAINER]
         own += sorted((content_root() / "dslide" / "cpp").rglob("*.[ch]pp"))
         used = {system.system for system in self.experiment.systems.values()}
-        return {name: code_digest([systems.path(name), *(own if name == "dslide_sharded" else [])]) for name in used}
+        shared = sorted((content_root() / "dslide" / "bench").glob("rivals_*.py"))
+        return {
+            name: code_digest([_system_file(name), *(own if name == "dslide_sharded" else shared)]) for name in used
+        }
+
+    @property
+    def cpp(self) -> list[str]:
+        """Sources of the C++ core."""
+        return sorted(str(path) for path in Path("dslide/cpp").rglob("*") if path.is_file())
 
     def report_files(self, kind: str) -> list[str]:
         """Names of the files in reports/ that make a `figure` or a `table`, of those that the experiment wants."""
@@ -103,6 +110,11 @@ class Plan:
             if f"\ndef {kind}(" in path.read_text()
         ]
         return [name for name in found if wanted is None or name in wanted]
+
+
+def _system_file(name: str) -> Path:
+    found = [folder / f"{name}.py" for folder in systems.folders() if (folder / f"{name}.py").is_file()]
+    return found[0] if found else content_root() / "baselines" / f"{name}.py"
 
 
 def code_digest(files: list[Path]) -> str:
