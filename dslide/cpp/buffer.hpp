@@ -1,0 +1,52 @@
+// Memory on cache-line borders, with huge pages as a hint for large tables.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+namespace dslide {
+
+// A zeroed, fixed-size array of a trivial type, aligned to 64 bytes (2 MiB above 4 MiB).
+template <class T>
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(std::size_t size) { reset(size); }
+
+  void reset(std::size_t size) {
+    const std::size_t align = size * sizeof(T) >= kLarge ? kHuge : 64;
+    const std::size_t bytes = (size * sizeof(T) + align - 1) / align * align;
+    void* memory = std::aligned_alloc(align, bytes ? bytes : align);
+    if (memory == nullptr) throw std::bad_alloc();
+    data_.reset(static_cast<T*>(memory));
+    if (align == kHuge) madvise(memory, bytes, MADV_HUGEPAGE);  // only a hint: failure costs nothing but speed
+    std::memset(memory, 0, bytes);
+    size_ = size;
+  }
+
+  // Grows without keeping the content; never shrinks.
+  T* at_least(std::size_t size) {
+    if (size > size_) reset(size + size / 4);
+    return data_.get();
+  }
+
+  T* data() { return data_.get(); }
+  const T* data() const { return data_.get(); }
+  std::size_t size() const { return size_; }
+  T& operator[](std::size_t i) { return data_.get()[i]; }
+  const T& operator[](std::size_t i) const { return data_.get()[i]; }
+
+ private:
+  static constexpr std::size_t kLarge = std::size_t{4} << 20, kHuge = std::size_t{2} << 20;
+  struct Free {
+    void operator()(T* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<T[], Free> data_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace dslide

@@ -1,0 +1,49 @@
+// Packing for the matrix product: the right-hand side as panels of `nr` columns.
+#pragma once
+
+#include <cstddef>
+
+#include "buffer.hpp"
+#include "kernels.hpp"
+
+namespace dslide {
+
+// The right-hand side [k, n] of a product, stored in panels of kernels().nr columns (zeros behind n).
+class PackedMatrix {
+ public:
+  // Sets the shape; the content is undefined until packed.
+  void resize(std::ptrdiff_t k, std::ptrdiff_t n);
+
+  // Packs rows [begin, end) of the k rows; row(k) points to n contiguous values.
+  template <class Row>
+  void pack_rows(std::ptrdiff_t begin, std::ptrdiff_t end, Row row) {
+    const std::ptrdiff_t nr = kernels().nr;
+    for (std::ptrdiff_t k = begin; k < end; ++k) {
+      const float* source = row(k);
+      for (std::ptrdiff_t j = 0; j < n_; j += nr) {
+        float* target = data_.data() + (j / nr * k_ + k) * nr;
+        const std::ptrdiff_t size = n_ - j < nr ? n_ - j : nr;
+        for (std::ptrdiff_t c = 0; c < size; ++c) target[c] = source[j + c];
+        for (std::ptrdiff_t c = size; c < nr; ++c) target[c] = 0.0f;
+      }
+    }
+  }
+
+  // Packs columns [begin, end), begin on a multiple of nr, from the transposed matrix x [n, ld] (k contiguous).
+  void pack_transposed(std::ptrdiff_t begin, std::ptrdiff_t end, const float* x, std::ptrdiff_t ld);
+
+  std::ptrdiff_t k() const { return k_; }
+  std::ptrdiff_t n() const { return n_; }
+  std::ptrdiff_t padded() const;  // n rounded up to whole panels: the width that a product writes
+
+  // c[0..m)[0..padded) = (accumulate ? c : 0) + a · (rows [k_begin, k_end) of this), m <= kernels().mr; a[i] points at
+  // the value for k_begin.
+  void multiply(int m, const float* const* a, std::ptrdiff_t a_step, std::ptrdiff_t k_begin, std::ptrdiff_t k_end,
+                float* c, std::ptrdiff_t ldc, bool accumulate) const;
+
+ private:
+  std::ptrdiff_t k_ = 0, n_ = 0;
+  Buffer<float> data_;
+};
+
+}  // namespace dslide

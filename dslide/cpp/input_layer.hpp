@@ -1,0 +1,56 @@
+// Sparse input -> this shard's hidden units.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "batch.hpp"
+#include "buffer.hpp"
+#include "optimizer.hpp"
+#include "pool.hpp"
+
+namespace dslide {
+
+struct InputConfig {
+  std::int64_t features = 0;
+  std::int64_t hidden_total = 0, hidden_begin = 0, hidden_end = 0;
+  float slope = 0.0f;  // of the negative side: 0 is ReLU
+  float dropout = 0.0f;
+  float init_std = 0.05f;
+  bool bias = false;
+  std::uint64_t seed = 0;
+  std::int64_t state_block = 16;
+};
+
+class InputLayer {
+ public:
+  InputLayer(Pool& pool, const InputConfig& config);
+
+  void set_optimizer(const Optimizer& optimizer);
+
+  // out[p] = dropout(act(x_p W + b)) for the batch's points, [size, width]; dropout only if `train`.
+  void forward(const Batch& batch, float* out, bool train);
+
+  // Applies the derivative of the last train forward to dh [size, width] (changed in place), and updates the weights.
+  // `step` counts from 1.
+  void backward(const Batch& batch, float* dh, float lr, std::uint64_t step);
+
+  std::int64_t width() const { return config_.hidden_end - config_.hidden_begin; }
+  std::ptrdiff_t ld() const { return ld_; }
+  const InputConfig& config() const { return config_; }
+  Buffer<float>& weights() { return weights_; }
+  Buffer<float>& bias() { return bias_; }
+  RowState& state() { return state_; }
+  RowState& bias_state() { return bias_state_; }
+
+ private:
+  Pool& pool_;
+  InputConfig config_;
+  std::ptrdiff_t ld_;
+  Buffer<float> weights_, bias_;
+  RowState state_, bias_state_;
+  Buffer<float> derivative_;  // act' and dropout factor of the last train forward, [size, width]
+  std::vector<Buffer<float>> scratch_;
+};
+
+}  // namespace dslide

@@ -1,0 +1,60 @@
+// The vector kernels of one instruction set, and which one is in use.
+//
+// The files kernels_<isa>.cpp compile the same source (kernels.inc) with other flags. They include nothing
+// from the standard library that could leave an inline function compiled for the wrong CPU behind.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dslide {
+
+struct Kernels {
+  const char* name;
+  int mr, nr;  // tile of the matrix product: rows and columns
+
+  // c[i][0..nr) = (accumulate ? c : 0) + sum_k a[i][k * a_step] * b[k * nr + j] for i < mr; k in ascending order.
+  void (*tile)(int mr, std::ptrdiff_t k, const float* const* a, std::ptrdiff_t a_step, const float* b, float* c,
+               std::ptrdiff_t ldc, bool accumulate);
+  // out[0..n) = bias (or 0) + sum_j values[j] * rows[ids[j] * ld + 0..n), j ascending.
+  void (*weighted_sum)(const float* rows, std::ptrdiff_t ld, const std::int32_t* ids, const float* values,
+                       std::ptrdiff_t count, const float* bias, float* out, std::ptrdiff_t n);
+  // out[j] = <w, rows[ids[j] * ld]> over n.
+  void (*dots)(const float* w, const float* rows, std::ptrdiff_t ld, const std::int32_t* ids, std::ptrdiff_t count,
+               float* out, std::ptrdiff_t n);
+  // rows[ids[j] * ld + 0..n) += values[j] * w.
+  void (*scatter_add)(const float* w, float* rows, std::ptrdiff_t ld, const std::int32_t* ids, const float* values,
+                      std::ptrdiff_t count, std::ptrdiff_t n);
+  // y += a * x.
+  void (*axpy)(float a, const float* x, float* y, std::ptrdiff_t n);
+  // Over columns of x [rows, ld]: max[j] and sum[j] = sum_i exp(x[i][j] - max[j]) (0 and -inf without a finite value).
+  void (*column_log_sum)(const float* x, std::ptrdiff_t rows, std::ptrdiff_t ld, std::ptrdiff_t n, float* max,
+                         float* sum);
+  // max[j] = max_i x[i][j].
+  void (*column_max)(const float* x, std::ptrdiff_t rows, std::ptrdiff_t ld, std::ptrdiff_t n, float* max);
+  // lse[j] = log-sum-exp of `parts` partial results (max, sum), each [parts, ld], in ascending order.
+  void (*combine_log_sum)(const float* max, const float* sum, std::ptrdiff_t parts, std::ptrdiff_t ld,
+                          std::ptrdiff_t n, float* lse);
+  // x[j] = exp(x[j] - shift[j]) * scale[j].
+  void (*softmax_gradient)(float* x, const float* shift, const float* scale, std::ptrdiff_t n);
+  // log(sum exp x) over n, -inf when empty.
+  float (*log_sum_exp)(const float* x, std::ptrdiff_t n);
+  // Row-wise Adagrad on blocks: state[b] += mean(g^2); w -= lr * g / (sqrt(state[b]) + eps).
+  void (*adagrad)(float* w, float* state, const float* g, std::ptrdiff_t n, std::ptrdiff_t block, float lr, float eps);
+  // Adam; g may be null (a zero gradient): w -= lr * m / (sqrt(v) + eps).
+  void (*adam)(float* w, float* m, float* v, const float* g, std::ptrdiff_t n, float lr, float beta1, float beta2,
+               float eps);
+  // int8 with one scale a row (absmax / 127).
+  float (*quantise)(const float* x, std::ptrdiff_t n, std::int8_t* out);
+  void (*dequantise)(const std::int8_t* x, float scale, std::ptrdiff_t n, float* out, bool add);
+};
+
+// The instruction sets that this build and this CPU have, best first.
+std::vector<const Kernels*> supported_kernels();
+
+// The kernels in use: DSLIDE_ISA from the environment, else the best. Throws if DSLIDE_ISA names none that is supported.
+const Kernels& kernels();
+
+}  // namespace dslide

@@ -1,0 +1,215 @@
+#include "output_layer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include "init.hpp"
+#include "kernels.hpp"
+
+namespace dslide {
+
+OutputLayer::OutputLayer(Pool& pool, const OutputConfig& config) : pool_(pool), config_(config) {
+  const Shard& shard = config.shard;
+  if (shard.begin < 0 || shard.end < shard.begin || shard.end > shard.labels_total || config.hidden < 1)
+    throw std::invalid_argument("output layer: impossible shape");
+  if (shard.labels_total > std::numeric_limits<std::int32_t>::max())
+    throw std::invalid_argument("output layer: more than 2^31 - 1 labels");
+  weights_.reset(static_cast<std::size_t>(shard.size() * config.hidden));
+  fill_normal(pool, Philox(config.seed, Purpose::kOutputWeights), shard.begin, shard.size(), 0, config.hidden,
+              config.init_std, weights_.data(), config.hidden);
+  bias_.reset(config.bias ? static_cast<std::size_t>(shard.size()) : 0);
+  if (config.bias)
+    fill_normal(pool, Philox(config.seed, Purpose::kOutputBias), shard.begin, shard.size(), 0, 1, config.init_std,
+                bias_.data(), 1);
+  scratch_.resize(static_cast<std::size_t>(pool.threads()));
+}
+
+void OutputLayer::set_optimizer(const Optimizer& optimizer) {
+  state_.reset(optimizer, config_.shard.size(), config_.hidden, config_.hidden, config_.hidden);
+  bias_state_.reset(optimizer, config_.bias ? config_.shard.size() : 0, 1, 1, 1);
+}
+
+void OutputLayer::class_mean_init(const Csr& x, const Csr& y, const InputConfig& input) {
+  constexpr std::int64_t kBlock = 16;
+  const std::int64_t begin = config_.shard.begin, end = config_.shard.end, hidden = config_.hidden;
+  if (input.hidden_total != hidden || x.rows != y.rows)
+    throw std::invalid_argument("class mean initialisation: shapes differ");
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(end - begin), 0);
+  for (std::int64_t i = 0; i < y.indptr[y.rows]; ++i)
+    if (y.indices[i] >= begin && y.indices[i] < end) ++counts[static_cast<std::size_t>(y.indices[i] - begin)];
+  for (std::size_t l = 0; l < counts.size(); ++l)
+    if (counts[l] > 0) std::fill_n(weights_.data() + static_cast<std::int64_t>(l) * hidden, hidden, 0.0f);
+
+  const std::int64_t blocks = (hidden + kBlock - 1) / kBlock;
+  const Philox weights(input.seed, Purpose::kInputWeights), biases(input.seed, Purpose::kInputBias);
+  pool_.run([&](int thread) {
+    Buffer<float> table(static_cast<std::size_t>(x.columns * kBlock));
+    for (std::int64_t block = thread; block < blocks; block += pool_.threads()) {  // a block's columns are its own
+      const std::int64_t u0 = block * kBlock, u1 = std::min(u0 + kBlock, hidden), width = u1 - u0;
+      fill_normal(weights, 0, x.columns, u0, u1, input.init_std, table.data(), kBlock);
+      float bias[kBlock] = {}, h[kBlock] = {};
+      double total[kBlock] = {};
+      if (input.bias) fill_normal(biases, 0, 1, u0, u1, input.init_std, bias, kBlock);
+      for (std::int64_t p = 0; p < x.rows; ++p) {
+        const std::int64_t from = x.indptr[p];
+        kernels().weighted_sum(table.data(), kBlock, x.indices + from, x.values + from, x.indptr[p + 1] - from, bias,
+                               h, kBlock);
+        for (std::int64_t i = 0; i < width; ++i) {
+          h[i] = h[i] > 0.0f ? h[i] : input.slope * h[i];
+          total[i] += static_cast<double>(h[i]);
+        }
+        for (std::int64_t j = y.indptr[p]; j < y.indptr[p + 1]; ++j) {
+          const std::int64_t label = y.indices[j];
+          if (label < begin || label >= end) continue;
+          float* row = weights_.data() + (label - begin) * hidden + u0;
+          for (std::int64_t i = 0; i < width; ++i) row[i] += h[i];
+        }
+      }
+      for (std::int64_t l = 0; l < end - begin; ++l) {
+        const auto n = static_cast<double>(counts[static_cast<std::size_t>(l)]);
+        if (n == 0) continue;
+        float* row = weights_.data() + l * hidden + u0;
+        for (std::int64_t i = 0; i < width; ++i)
+          row[i] -= static_cast<float>(n * total[i] / static_cast<double>(x.rows));
+      }
+    }
+  });
+  pool_.ranges(static_cast<std::size_t>(end - begin), 1, [&](std::size_t b, std::size_t e) {
+    for (std::size_t l = b; l < e; ++l) {
+      float* row = weights_.data() + static_cast<std::int64_t>(l) * hidden;
+      double squares = 0.0;
+      for (std::int64_t i = 0; i < hidden; ++i) squares += static_cast<double>(row[i]) * static_cast<double>(row[i]);
+      if (counts[l] == 0 || squares == 0.0) continue;
+      const auto scale = static_cast<float>(1.0 / std::sqrt(squares));
+      for (std::int64_t i = 0; i < hidden; ++i) row[i] *= scale;
+    }
+  });
+}
+
+std::int64_t OutputLayer::active_pairs() const {
+  if (!active_.shared) return static_cast<std::int64_t>(active_.pair_points.size());
+  return static_cast<std::int64_t>(active_.row_count * points_);
+}
+
+std::pair<std::size_t, std::size_t> OutputLayer::own_range(std::size_t begin, std::size_t end) const {
+  const auto below = [](const ActiveSet::Own& pair, std::size_t position) {
+    return static_cast<std::size_t>(pair.position) < position;
+  };
+  const auto& own = active_.own;
+  return {static_cast<std::size_t>(std::lower_bound(own.begin(), own.end(), begin, below) - own.begin()),
+          static_cast<std::size_t>(std::lower_bound(own.begin(), own.end(), end, below) - own.begin())};
+}
+
+void OutputLayer::forward(const Batch& batch, const float* h, Sampler& sampler, float* lse) {
+  sampler.select(batch, h, active_);
+  h_ = h;
+  points_ = batch.size();
+  if (active_.shared) forward_shared(h, points_, lse);
+  else forward_pairs(h, points_, lse);
+}
+
+double OutputLayer::backward(const Batch& batch, const float* lse, float* dh, bool weight_labels,
+                             std::int64_t global_batch) {
+  if (batch.size() != points_) throw std::invalid_argument("backward needs the batch of the last forward");
+  const std::size_t padded = (points_ + 63) / 64 * 64;
+  scale_.at_least(padded);
+  target_.at_least(padded);
+  for (std::size_t p = 0; p < points_; ++p) {
+    const auto labels = static_cast<float>(batch.label_count(p));
+    const float weight = weight_labels ? std::sqrt(labels) : 1.0f;
+    // A point without labels has no target and no gradient.
+    scale_[p] = labels > 0.0f ? weight / static_cast<float>(global_batch) : 0.0f;
+    target_[p] = labels > 0.0f ? scale_[p] / labels : 0.0f;
+  }
+  const std::size_t parts = (active_.row_count + tile_rows() - 1) / tile_rows();
+  std::vector<double> loss_parts(parts, 0.0);
+  if (active_.shared) {
+    gradient_shared(lse, points_, loss_parts.data());
+    hidden_gradient_shared(points_, dh);
+  } else {
+    gradient_pairs(lse, loss_parts.data());
+    hidden_gradient_pairs(points_, dh);
+  }
+  double loss = 0.0;
+  for (const double part : loss_parts) loss += part;
+  return loss * static_cast<double>(global_batch);
+}
+
+void OutputLayer::update(float lr, std::uint64_t step) {
+  const float step_size = state_.optimizer().step_size(lr, step);
+  if (active_.shared) update_shared(step_size);
+  else update_pairs(step_size);
+  if (state_.optimizer().dense()) update_inactive(step_size);
+}
+
+void OutputLayer::update_row(std::int32_t row, const float* g, float bias_gradient, float step_size) {
+  state_.update(row, weights_.data() + std::ptrdiff_t{row} * config_.hidden, g, step_size);
+  if (config_.bias) bias_state_.update(row, bias_.data() + row, g == nullptr ? nullptr : &bias_gradient, step_size);
+}
+
+void OutputLayer::update_inactive(float step_size) {
+  if (active_.all) return;
+  pool_.ranges(static_cast<std::size_t>(config_.shard.size()), 1, [&](std::size_t begin, std::size_t end) {
+    auto next = std::lower_bound(active_.rows.begin(), active_.rows.end(), static_cast<std::int32_t>(begin));
+    for (std::size_t row = begin; row < end; ++row) {
+      if (next != active_.rows.end() && static_cast<std::size_t>(*next) == row) ++next;
+      else update_row(static_cast<std::int32_t>(row), nullptr, 0.0f, step_size);
+    }
+  });
+}
+
+void OutputLayer::topk(const float* h, std::size_t points, int k, std::int32_t* ids, float* scores) const {
+  constexpr std::size_t kPoints = 64, kRows = 64;
+  const Kernels& kern = kernels();
+  const auto labels = static_cast<std::size_t>(config_.shard.size());
+  const auto width = static_cast<std::size_t>(k);
+  pool_.ranges(points, kPoints, [&](std::size_t begin, std::size_t end) {
+    PackedMatrix queries;
+    Buffer<float> tile, best;
+    for (std::size_t p0 = begin; p0 < end; p0 += kPoints) {
+      const std::size_t count = std::min(kPoints, end - p0);
+      queries.resize(config_.hidden, static_cast<std::ptrdiff_t>(count));
+      queries.pack_transposed(0, static_cast<std::ptrdiff_t>(count), h + p0 * static_cast<std::size_t>(config_.hidden),
+                              config_.hidden);
+      const auto ld = static_cast<std::size_t>(queries.padded());
+      tile.at_least(kRows * ld);
+      best.at_least(ld);
+      std::fill_n(ids + p0 * width, count * width, -1);
+      std::fill_n(scores + p0 * width, count * width, -std::numeric_limits<float>::infinity());
+      for (std::size_t r0 = 0; r0 < labels; r0 += kRows) {
+        const std::size_t rows = std::min(kRows, labels - r0);
+        for (std::size_t r = 0; r < rows; r += static_cast<std::size_t>(kern.mr)) {
+          const int m = static_cast<int>(std::min(rows - r, static_cast<std::size_t>(kern.mr)));
+          const float* a[16];
+          for (int i = 0; i < m; ++i) a[i] = row_weights(static_cast<std::int32_t>(r0 + r) + i);
+          queries.multiply(m, a, 1, 0, config_.hidden, tile.data() + r * ld, static_cast<std::ptrdiff_t>(ld), false);
+        }
+        if (config_.bias)
+          for (std::size_t r = 0; r < rows; ++r)
+            for (std::size_t p = 0; p < ld; ++p) tile[r * ld + p] += bias_[r0 + r];
+        kern.column_max(tile.data(), static_cast<std::ptrdiff_t>(rows), static_cast<std::ptrdiff_t>(ld),
+                        static_cast<std::ptrdiff_t>(count), best.data());
+        for (std::size_t p = 0; p < count; ++p) {
+          float* top = scores + (p0 + p) * width;
+          std::int32_t* top_ids = ids + (p0 + p) * width;
+          if (!(best[p] > top[width - 1])) continue;
+          for (std::size_t r = 0; r < rows; ++r) {
+            const float score = tile[r * ld + p];
+            if (!(score > top[width - 1])) continue;
+            std::size_t at = width - 1;  // strictly greater moves up: an equal score of a lower id stays ahead
+            for (; at > 0 && score > top[at - 1]; --at) {
+              top[at] = top[at - 1];
+              top_ids[at] = top_ids[at - 1];
+            }
+            top[at] = score;
+            top_ids[at] = static_cast<std::int32_t>(config_.shard.begin + static_cast<std::int64_t>(r0 + r));
+          }
+        }
+      }
+    }
+  });
+}
+
+}  // namespace dslide

@@ -1,0 +1,99 @@
+// Hidden activations -> this shard's labels: sampled softmax, its gradients and updates.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "active_set.hpp"
+#include "batch.hpp"
+#include "buffer.hpp"
+#include "gemm.hpp"
+#include "input_layer.hpp"
+#include "optimizer.hpp"
+#include "pool.hpp"
+#include "samplers.hpp"
+
+namespace dslide {
+
+struct OutputConfig {
+  Shard shard;
+  std::int64_t hidden = 0;
+  bool bias = false;
+  float init_std = 0.01f;
+  std::uint64_t seed = 0;
+};
+
+// Rows are processed neuron-major: each active row is read once forward and once backward, by one thread, in an order
+// that doesn't depend on the number of threads.
+class OutputLayer {
+ public:
+  OutputLayer(Pool& pool, const OutputConfig& config);
+
+  void set_optimizer(const Optimizer& optimizer);
+
+  // Each row becomes the unit-normalised sum over its label's points of (h - mean h), h of a freshly initialised input
+  // layer `input` with all hidden units. Every rank computes h itself, 16 units at a time: nothing is communicated.
+  // Rows of labels without points keep their normal draws.
+  void class_mean_init(const Csr& x, const Csr& y, const InputConfig& input);
+
+  // Selects the active rows and computes logits and lse[p] = log-sum-exp over this shard's rows active for point p
+  // (-inf if none). h [size, hidden].
+  void forward(const Batch& batch, const float* h, Sampler& sampler, float* lse);
+
+  // With lse over all shards: turns logits into gradients of the mean loss over `global_batch` points and writes this
+  // shard's part of the hidden gradient, dh [size, hidden]. A point weighs sqrt(its labels) if `weight_labels`, else 1.
+  // Returns the shard's part of the summed, weighted loss.
+  double backward(const Batch& batch, const float* lse, float* dh, bool weight_labels, std::int64_t global_batch);
+
+  // The weight gradient and the optimiser's step; `step` counts from 1. Uses h of the last forward.
+  void update(float lr, std::uint64_t step);
+
+  // The k highest logits over the shard: ids (global) and scores [points, k], descending, equal scores by lower id;
+  // -1 and -inf where the shard has fewer than k labels.
+  void topk(const float* h, std::size_t points, int k, std::int32_t* ids, float* scores) const;
+
+  std::size_t active_rows() const { return active_.row_count; }
+  std::int64_t active_pairs() const;
+  const OutputConfig& config() const { return config_; }
+  Pool& pool() const { return pool_; }
+  Buffer<float>& weights() { return weights_; }
+  const Buffer<float>& weights() const { return weights_; }
+  Buffer<float>& bias() { return bias_; }
+  RowState& state() { return state_; }
+  RowState& bias_state() { return bias_state_; }
+
+ private:
+  const float* row_weights(std::int32_t row) const { return weights_.data() + std::ptrdiff_t{row} * config_.hidden; }
+  std::size_t tile_rows() const;  // rows that are reduced together; depends on the number of active rows alone
+  std::pair<std::size_t, std::size_t> own_range(std::size_t begin, std::size_t end) const;
+  void update_row(std::int32_t row, const float* g, float bias_gradient, float step_size);
+  void update_inactive(float step_size);
+
+  void forward_shared(const float* h, std::size_t points, float* lse);
+  void gradient_shared(const float* lse, std::size_t points, double* loss_parts);
+  void hidden_gradient_shared(std::size_t points, float* dh);
+  void update_shared(float step_size);
+
+  void forward_pairs(const float* h, std::size_t points, float* lse);
+  void gradient_pairs(const float* lse, double* loss_parts);
+  void hidden_gradient_pairs(std::size_t points, float* dh);
+  void update_pairs(float step_size);
+
+  Pool& pool_;
+  OutputConfig config_;
+  Buffer<float> weights_, bias_;
+  RowState state_, bias_state_;
+
+  ActiveSet active_;
+  const float* h_ = nullptr;   // of the last forward: must live until update
+  std::size_t points_ = 0;
+  std::ptrdiff_t ld_ = 0;      // row stride of the shared logits
+  Buffer<float> logits_;       // shared: [active rows, ld_]; pairs: [pairs]
+  Buffer<float> part_max_, part_sum_, scale_, target_, copy_;
+  std::vector<std::int64_t> point_indptr_, point_pairs_;  // pairs: positions of a point's pairs, ascending
+  std::vector<std::uint8_t> pair_own_;
+  PackedMatrix packed_h_transposed_, packed_h_, packed_rows_;
+  std::vector<Buffer<float>> scratch_;
+};
+
+}  // namespace dslide

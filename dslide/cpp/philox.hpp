@@ -1,0 +1,68 @@
+// Counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011).
+//
+// Every draw is keyed by (seed, purpose, two counters), so that it is the same for any number of threads
+// and ranks and can be repeated without a state.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+namespace dslide {
+
+enum class Purpose : std::uint32_t {
+  kInputWeights = 1,
+  kInputBias,
+  kOutputWeights,
+  kOutputBias,
+  kDropout,
+  kUniformExtras,
+  kHashFunctions,
+  kTopUp,
+};
+
+class Philox {
+ public:
+  Philox(std::uint64_t seed, Purpose purpose)
+      : key_{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32) ^
+                                                   (static_cast<std::uint32_t>(purpose) * 0x9E3779B9u)} {}
+
+  // Four words for the counter pair (a, b).
+  std::array<std::uint32_t, 4> operator()(std::uint64_t a, std::uint64_t b) const {
+    std::array<std::uint32_t, 4> c{static_cast<std::uint32_t>(a), static_cast<std::uint32_t>(a >> 32),
+                                   static_cast<std::uint32_t>(b), static_cast<std::uint32_t>(b >> 32)};
+    std::uint32_t k0 = key_[0], k1 = key_[1];
+    for (int round = 0; round < 10; ++round) {
+      const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c[0], p1 = std::uint64_t{0xCD9E8D57u} * c[2];
+      c = {static_cast<std::uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<std::uint32_t>(p1),
+           static_cast<std::uint32_t>(p0 >> 32) ^ c[3] ^ k1, static_cast<std::uint32_t>(p0)};
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+    return c;
+  }
+
+  // Four standard normal numbers (Box-Muller) for the counter pair (a, b).
+  std::array<float, 4> normal(std::uint64_t a, std::uint64_t b) const {
+    const auto w = (*this)(a, b);
+    std::array<float, 4> out{};
+    for (int i = 0; i < 2; ++i) {
+      const float u = (static_cast<float>(w[2 * i] >> 8) + 1.0f) * 0x1p-24f;  // (0, 1]
+      const float angle = static_cast<float>(w[2 * i + 1] >> 8) * (6.283185307179586f * 0x1p-24f);
+      const float radius = std::sqrt(-2.0f * std::log(u));
+      out[2 * i] = radius * std::cos(angle);
+      out[2 * i + 1] = radius * std::sin(angle);
+    }
+    return out;
+  }
+
+  // An integer in [0, bound), bound > 0, from one word (multiply-shift; the bias is below bound / 2^32).
+  static std::uint32_t below(std::uint32_t word, std::uint32_t bound) {
+    return static_cast<std::uint32_t>((std::uint64_t{word} * bound) >> 32);
+  }
+
+ private:
+  std::array<std::uint32_t, 2> key_;
+};
+
+}  // namespace dslide
