@@ -1,5 +1,6 @@
 """dslide itself, through the interface of the rivals: one model, cut over the nodes."""
 
+import itertools
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,7 +20,8 @@ class Settings(BaseModel):
 
     preset: str = "default"
     overrides: dict[str, Any] = Field(
-        default_factory=dict, description="by dotted key, as --set takes them: {optimizer.learning_rate: 0.05}"
+        default_factory=dict,
+        description="by dotted key, as --set takes them: {optimizer.learning_rate: 0.05}",
     )
 
 
@@ -64,7 +66,7 @@ def message_sizes(spec: RunSpec) -> list[int]:
 
     config = train_config(spec)
     cuts = Shape.of(1, config.network.hidden, 1, spec.cluster.nodes).hidden_cuts
-    widest = max(end - begin for begin, end in zip(cuts, cuts[1:], strict=False))
+    widest = max(end - begin for begin, end in itertools.pairwise(cuts))
     return [min(MESSAGE_BYTES, config.batch_size * _core.row_bytes(config.wire, widest))]
 
 

@@ -1,0 +1,44 @@
+"""TensorFlow on one node, full softmax: the plain thing, tuned."""
+
+from dslide.bench import rivals_setup
+from dslide.bench.records import Recorder
+from dslide.bench.spec import RunSpec
+
+NAME = "tensorflow-full"
+TITLE = "TensorFlow, full softmax, one node"
+
+
+class Settings(rivals_setup.FullSettings):
+    """Optimiser, learning rate, schedule and initialisation; the defaults are TensorFlow's."""
+
+
+def skip(spec: RunSpec) -> str | None:
+    """Needs TensorFlow and a single node."""
+    return rivals_setup.missing("tensorflow") or rivals_setup.one_node(spec)
+
+
+def launcher(spec: RunSpec) -> str:
+    """One process."""
+    return "local"
+
+
+def environment(spec: RunSpec) -> dict[str, str]:
+    """Variables that must be set before the process starts."""
+    return rivals_setup.TENSORFLOW_ENVIRONMENT
+
+
+def message_sizes(spec: RunSpec) -> list[int]:
+    """Nothing is sent."""
+    return []
+
+
+def run(spec: RunSpec, recorder: Recorder) -> None:
+    """Trains and evaluates."""
+    from dslide.bench.rivals_full import FullTrainer
+    from dslide.bench.rivals_loop import race, read_dataset
+    from dslide.bench.rivals_tf import use_threads
+
+    use_threads(spec.cluster.cores)
+    dataset = read_dataset(spec)
+    settings = Settings.model_validate(spec.settings)
+    race(spec, recorder, dataset, FullTrainer(dataset, settings, seed=spec.seed, batch_size=spec.batch_size))

@@ -1,0 +1,164 @@
+"""The training loop of the rivals that train in batches: one order, one clock, the same evaluation points."""
+
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from dslide.bench.protocol import eval_steps, samples_at, total_steps
+from dslide.bench.records import Recorder
+from dslide.bench.spec import RunSpec
+from dslide.data import Dataset, Points, batches, load
+
+_SAY_EVERY = 5.0  # seconds between progress lines
+_CHECK_EVERY = 2.0  # seconds between looks at the budget: the ranks must agree, which costs an exchange
+
+
+class Trainer(Protocol):
+    """A rival's network, ready to train: traced, compiled and back at its initial weights."""
+
+    def prepare(self) -> None:
+        """What depends on the data and belongs to training: counts, data-dependent initialisation."""
+
+    def feed(self, batch: NDArray[np.int64], step: int) -> Any:
+        """Host-side preparation of a global batch; runs in a thread of its own, one batch ahead."""
+
+    def step(self, feed: Any, step: int, progress: float) -> None:
+        """One step; `progress` is the share of all steps that lies behind, 0 to 1, for the learning rate."""
+
+    def predict(self, x: sparse.csr_matrix) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Exact top-5 of the points x, CSR [n, D]: ids and scores [n, 5]. Not collective."""
+
+
+def read_dataset(spec: RunSpec) -> Dataset:
+    """The run's data set; its training part's validation split if the spec says so."""
+    dataset = load(spec.data)
+    return dataset.validation() if spec.split == "validation" else dataset
+
+
+def _order(spec: RunSpec, num_points: int, steps: int) -> Iterator[NDArray[np.int64]]:
+    step = epoch = 0
+    while step < steps:
+        for batch in batches(num_points, spec.batch_size, spec.seed, epoch):
+            if step == steps:
+                return
+            yield batch
+            step += 1
+        epoch += 1
+
+
+def _feeds(ahead: Executor, trainer: Trainer, order: Iterator[NDArray[np.int64]]) -> Iterator[Any]:
+    """What `trainer.feed` makes of each batch, made while the step before it runs."""
+    coming: Future[Any] | None = None
+    for step, batch in enumerate(order):
+        following = ahead.submit(trainer.feed, batch, step)
+        if coming is not None:
+            yield coming.result()
+        coming = following
+    if coming is not None:
+        yield coming.result()
+
+
+def race(spec: RunSpec, recorder: Recorder, dataset: Dataset, trainer: Trainer, **meta: Any) -> None:
+    """Trains and evaluates by the spec and ends the record: `done`, `target`, `timeout` or `diverged`.
+
+    The clock runs from `prepare` to the last step and stands still during evaluations. With `pace_steps` only steps
+    are timed and nothing is evaluated. Collective.
+    """
+    recorder.meta(system=spec.system, settings=spec.settings, seed=spec.seed, data_hash=dataset.hash, **meta)
+    recorder.start()
+    if spec.pace_steps is not None:
+        _pace(spec, recorder, dataset, trainer, spec.pace_steps)
+        return
+    points = len(dataset.train)
+    steps = total_steps(points, spec.batch_size, spec.epochs)
+    looks = set(eval_steps(points, spec.batch_size, spec.epochs, spec.eval_epochs))
+    recorder.clock.start()
+    trainer.prepare()
+    recorder.clock.stop()
+    status = _evaluate(spec, recorder, dataset, trainer, 0)
+    step = 0
+    if status is None:
+        step, status = _train(spec, recorder, dataset, trainer, steps, looks)
+    if status == "timeout" and step not in looks:
+        _evaluate(spec, recorder, dataset, trainer, step)
+    recorder.end(status or "done", steps=step)
+
+
+def _train(
+    spec: RunSpec, recorder: Recorder, dataset: Dataset, trainer: Trainer, steps: int, looks: set[int]
+) -> tuple[int, str | None]:
+    """Trains up to `steps`; returns the steps done and the status that ended it early, if one did."""
+    said = time.monotonic()
+    step, check, status = 0, 1, None
+    with ThreadPoolExecutor(1) as ahead:
+        recorder.clock.start()
+        for feed in _feeds(ahead, trainer, _order(spec, len(dataset.train), steps)):
+            trainer.step(feed, step, step / steps)
+            step += 1
+            if step in looks:
+                recorder.clock.stop()
+                status = _evaluate(spec, recorder, dataset, trainer, step)
+                recorder.clock.start()
+            if status is None and step >= check:
+                seconds = recorder.agree(recorder.clock.seconds)
+                status = "timeout" if seconds > spec.budget_seconds else None
+                check = step + max(1, int(_CHECK_EVERY * step / seconds))
+            if status is not None:
+                break
+            if recorder.rank == 0 and time.monotonic() - said > _SAY_EVERY:
+                said = time.monotonic()
+                print(f"step {step}/{steps}, {recorder.clock.seconds:.1f} s", file=sys.stderr, flush=True)
+        recorder.clock.stop()
+    return step, status
+
+
+def _evaluate(spec: RunSpec, recorder: Recorder, dataset: Dataset, trainer: Trainer, step: int) -> str | None:
+    """Records an evaluation; returns the status that it ends the run with, or None."""
+    began = time.perf_counter()
+    ids, scores = _predict(recorder, dataset.test, trainer)
+    points = len(dataset.train)
+    samples = samples_at(step, points, spec.batch_size)
+    seconds = time.perf_counter() - began
+    event = recorder.evaluation(step, samples, samples / points, ids, scores, dataset.test, eval_seconds=seconds)
+    if recorder.rank == 0:
+        text = f"step {step}, epoch {samples / points:.2f}: P@1 {event['p1']:.4f} after {event['train_seconds']:.2f} s"
+        print(text, file=sys.stderr, flush=True)
+    if recorder.agree(float(scores is not None and not np.isfinite(scores).all())):
+        return "diverged"
+    return "target" if spec.target is not None and event["p1"] >= spec.target else None
+
+
+def _predict(
+    recorder: Recorder, points: Points, trainer: Trainer
+) -> tuple[NDArray[np.int32] | None, NDArray[np.float32] | None]:
+    """Every rank predicts its part; rank 0 gets all of it, the others None."""
+    n, rank, size = len(points), recorder.rank, recorder.size
+    parts = recorder.gather(trainer.predict(points.x[n * rank // size : n * (rank + 1) // size]))
+    if recorder.rank != 0 or parts is None:
+        return None, None
+    return np.concatenate([ids for ids, _ in parts]), np.concatenate([scores for _, scores in parts])
+
+
+def _pace(spec: RunSpec, recorder: Recorder, dataset: Dataset, trainer: Trainer, timed: int) -> None:
+    """Times single steps after a warm-up; the clock and its counters cover the timed ones alone."""
+    trainer.prepare()
+    total = spec.pace_warmup + timed
+    began = 0.0
+    with ThreadPoolExecutor(1) as ahead:
+        for step, feed in enumerate(_feeds(ahead, trainer, _order(spec, len(dataset.train), total))):
+            if step == spec.pace_warmup:
+                recorder.clock.start()
+                began = time.perf_counter()
+            trainer.step(feed, step, 0.0)
+            if step >= spec.pace_warmup:
+                now = time.perf_counter()
+                recorder.event("step", step=step, seconds=now - began)
+                began = now
+    recorder.clock.stop()
+    recorder.end("done", steps=total)

@@ -1,0 +1,78 @@
+"""TensorFlow parts that the rivals share: threads, the sparse first layer, row-wise Adagrad, exact top-5.
+
+Gradients are written out: a step of a few milliseconds has no time for a tape, and the tests hold them against numpy.
+Import this module only in a process that is to run TensorFlow (`find_spec` says whether it is there).
+"""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+from scipy import sparse
+
+from dslide.bench.rivals_data import Floats, Triplets
+
+F32, I32, I64 = tf.float32, tf.int32, tf.int64
+TRIPLETS = (tf.TensorSpec([None, 2], I64), tf.TensorSpec([None], F32))
+
+
+def spec(*shape: int | None, dtype: tf.DType = F32) -> tf.TensorSpec:
+    """An argument of a traced function; None is a dimension that varies."""
+    return tf.TensorSpec(shape, dtype)
+
+
+def use_threads(threads: int) -> None:
+    """TensorFlow's two pools: `threads` for work inside an operation, one less for independent operations.
+
+    Call before the first operation; without effect afterwards if the numbers are the same.
+    """
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(max(1, threads // 2))
+
+
+def csr(index: tf.Tensor, values: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+    """TensorFlow's CSR matrix from triplets in row order. Its product runs a row a thread, several times faster
+    than `tf.sparse.sparse_dense_matmul` on the triplets."""
+    shape = tf.cast(tf.stack([rows, columns]), I64)
+    return tf.raw_ops.SparseTensorToCSRSparseMatrix(indices=index, values=values, dense_shape=shape)
+
+
+def sparse_product(index: tf.Tensor, values: tf.Tensor, rows: tf.Tensor, dense: tf.Tensor) -> tf.Tensor:
+    """[rows, n] product of a sparse matrix with `dense` [columns, n]."""
+    return tf.raw_ops.SparseMatrixMatMul(a=csr(index, values, rows, tf.shape(dense)[0]), b=dense)
+
+
+def row_adagrad(
+    weights: tf.Variable, state: tf.Variable, rows: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor, eps: float
+) -> None:
+    """Row-wise Adagrad: v += mean(g^2), w -= rate g / (sqrt(v) + eps), on `rows` (distinct) of `weights`."""
+    v = tf.gather(state, rows) + tf.reduce_mean(tf.square(gradient), axis=1)
+    tf.raw_ops.ResourceScatterUpdate(resource=state.handle, indices=rows, updates=v)
+    scale = rate / (tf.sqrt(v) + eps)
+    tf.raw_ops.ResourceScatterSub(resource=weights.handle, indices=rows, updates=gradient * scale[:, None])
+
+
+def top5(
+    score: "tf.types.experimental.PolymorphicFunction", x: sparse.csr_matrix, chunk: int = 512
+) -> tuple[NDArray[np.int32], Floats]:
+    """Exact top-5 of all points of `x`, `chunk` at a time; equal scores go to the lower id, as tf.math.top_k does.
+
+    Args:
+        score: takes (index, values, rows) of a chunk; returns (scores [rows, 5], ids int32 [rows, 5]).
+        x: CSR [n, D].
+
+    Returns:
+        ids int32 [n, 5] and scores float32 [n, 5]; with fewer than five labels the missing ids are -1.
+    """
+    ids = np.full((x.shape[0], 5), -1, np.int32)
+    scores = np.zeros((x.shape[0], 5), np.float32)
+    for begin in range(0, x.shape[0], chunk):
+        part = x[begin : begin + chunk]
+        triplets = Triplets.of(part)
+        values, labels = score(triplets.index, triplets.values, np.int32(part.shape[0]))
+        ids[begin : begin + chunk, : labels.shape[1]] = labels.numpy()
+        scores[begin : begin + chunk, : labels.shape[1]] = values.numpy()
+    return ids, scores
