@@ -1,8 +1,9 @@
 """Checkpoints: the parameters, the optimiser's state and how far training is.
 
-Nothing else has a memory: random draws are keyed by (seed, purpose, step, id), the batch order by (seed, epoch), and
-hash tables are rebuilt at every checkpoint, in the run that goes on too. So a resumed run equals the other bit by
-bit. A checkpoint may be resumed with another number of ranks; then sums are ordered otherwise.
+Nothing else has a memory: random draws are keyed by (seed, purpose, step, id), the batch order by (seed,
+epoch), and hash tables are rebuilt at every checkpoint, in the run that goes on too. So a resumed run equals
+the other bit by bit. A checkpoint may be resumed with another number of ranks; then sums are ordered
+otherwise.
 """
 
 import json
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def write(trainer: "Trainer", path: Path) -> None:
-    """Replaces the checkpoint in folder `path`; it is the old one or the new one, never a mixture. Collective."""
+    """Replaces the checkpoint in folder `path`, which is the old one or the new one at any time. Collective."""
     comm, network = trainer.comm, trainer.network
     sent = comm.gather((comm.payload_bytes, comm.other_bytes))
     with shared_dir(comm, path) as work:
@@ -26,7 +27,9 @@ def write(trainer: "Trainer", path: Path) -> None:
         if comm.rank == 0:
             assert sent is not None
             data = {"name": trainer.dataset.name, "hash": trainer.dataset.hash}
-            write_atomic(work / "manifest.json", json.dumps(manifest(network, data, trainer.step), indent=1) + "\n")
+            write_atomic(
+                work / "manifest.json", json.dumps(manifest(network, data, trainer.step), indent=1) + "\n"
+            )
             progress = {
                 "step": trainer.step,
                 "samples": trainer.samples,
@@ -55,17 +58,19 @@ def read_progress(path: Path) -> dict[str, Any]:
 
 
 def restore(trainer: "Trainer", path: Path) -> None:
-    """Sets the trainer to the checkpoint in folder `path`; UserError if it is of another config or other data."""
+    """Sets the trainer to the checkpoint in `path`; UserError if it is of another config or other data."""
     progress, source = read_progress(path), Manifest.read(path)
     if source.content["data"]["hash"] != trainer.dataset.hash:
-        raise UserError(f"{path}: the checkpoint was trained on {source.content['data']['name']}, not on these data")
+        raise UserError(
+            f"{path}: the checkpoint was trained on {source.content['data']['name']}, not on these data"
+        )
     mine, theirs = trainer.config.model_dict(), source.config.model_dict()
     if mine["optimizer"]["decay"] == "constant":  # then a longer run is the continuation of a shorter one
         mine["epochs"] = theirs["epochs"]
     other = [key for key in mine if mine[key] != theirs[key]]
     if other:
         raise UserError(
-            f"{path}: the checkpoint was made with another {', '.join(other)}; resume with the same configuration"
+            f"{path}: the checkpoint has another {', '.join(other)}; resume with the same configuration"
         )
     network = trainer.network
     load_tensors(network, source, path / MEMBER, network.weights() | network.state())

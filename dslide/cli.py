@@ -1,6 +1,7 @@
 """The command line: arguments in, library calls, exit statuses out.
 
-0 done; 2 usage, bad input or config; 1 any other failure; 130 Ctrl-C. Data go to stdout, everything else to stderr.
+0 done; 2 usage, bad input or config; 1 any other failure; 130 Ctrl-C. Data go to stdout, everything else to
+stderr.
 """
 
 import importlib
@@ -13,7 +14,6 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
 from dslide import __version__
@@ -33,11 +33,9 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object at the end on stdout.")]
-Threads = Annotated[int, typer.Option("--threads", help="Threads a rank; 0: all cores that it may use.", min=0)]
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM."""
+Threads = Annotated[
+    int, typer.Option("--threads", help="Threads a rank; 0: all cores that it may use.", min=0)
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -54,14 +52,22 @@ def _main(
 @app.command()
 def train(
     out: Annotated[Path, typer.Option("--out", help="The run's folder: records, checkpoints, model.")],
-    data: Annotated[str | None, typer.Option("--data", help="A data set's name or a prepared folder.")] = None,
-    train_file: Annotated[Path | None, typer.Option("--train", help="Training points in the XC format.")] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="A data set's name or a prepared folder.")
+    ] = None,
+    train_file: Annotated[
+        Path | None, typer.Option("--train", help="Training points in the XC format.")
+    ] = None,
     test_file: Annotated[Path | None, typer.Option("--test", help="Test points in the XC format.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A YAML file of settings.")] = None,
-    preset: Annotated[str | None, typer.Option("--preset", help="default, or slide: the papers' algorithm.")] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="default, or slide: the papers' algorithm.")
+    ] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="key.sub=value, may be repeated.")] = None,
     epochs: Annotated[float | None, typer.Option("--epochs", help="Passes over the training points.")] = None,
-    threads: Annotated[int | None, typer.Option("--threads", help="Threads a rank; 0: all its cores.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Threads a rank; 0: all its cores.")
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of every random draw.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
     as_json: Json = False,
@@ -70,10 +76,14 @@ def train(
     from dslide.config import build_config, merge, parse_sets
 
     options = {"epochs": epochs, "threads": threads, "seed": seed}
-    overrides = merge(parse_sets(sets or []), {key: value for key, value in options.items() if value is not None})
+    overrides = merge(
+        parse_sets(sets or []), {key: value for key, value in options.items() if value is not None}
+    )
     settings = build_config(preset, config, overrides)
     if (data is None) == (train_file is None):
-        raise UserError("say what to train on: either --data NAME, or --train FILE with or without --test FILE")
+        raise UserError(
+            "say what to train on: either --data NAME, or --train FILE with or without --test FILE"
+        )
     if data is not None and test_file is not None:
         raise UserError("--test belongs to --train; with --data the set's own test split is used")
 
@@ -101,7 +111,14 @@ def train(
         resume_step=step,
     )
     result = run(
-        settings, dataset, comm, recorder, out, resume=resume, progress=on_stderr(comm.rank), interrupt=interrupt
+        settings,
+        dataset,
+        comm,
+        recorder,
+        out,
+        resume=resume,
+        progress=on_stderr(comm.rank),
+        interrupt=interrupt,
     )
     if comm.rank == 0:
         _print_result(result, as_json)
@@ -126,7 +143,7 @@ def _print_result(result: dict[str, Any], as_json: bool) -> None:
 
 
 def _handle_signals(comm: "LocalComm") -> "Interrupt":
-    """One rank stops where it is; several finish the step and stop together, at the second signal where they are."""
+    """One rank stops where it is; several stop together after a step, at a second signal where they are."""
     from dslide.trainer import Interrupt
 
     interrupt = Interrupt()
@@ -135,7 +152,7 @@ def _handle_signals(comm: "LocalComm") -> "Interrupt":
         if comm.size > 1 and interrupt.signum is None:
             interrupt.signum = number
         else:
-            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+            raise SystemExit(143) if number == signal.SIGTERM else KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, handler)
     signal.signal(signal.SIGINT, handler)
@@ -143,15 +160,15 @@ def _handle_signals(comm: "LocalComm") -> "Interrupt":
 
 
 def _dataset(data: str | None, train_file: Path | None, test_file: Path | None) -> "Dataset":
-    from dslide.data import from_files, load
+    from dslide import data as sets
 
     if data is not None:
-        return load(data)
+        return sets.load(data)
     assert train_file is not None
     for file in (train_file, test_file):
         if file is not None and not file.is_file():
             raise UserError(f"{file}: no such file")
-    return from_files(train_file, test_file)
+    return sets.from_files(train_file, test_file)
 
 
 _PRODUCTS = ("meta.json", "events.jsonl", "predictions", "checkpoint", "model", "log.txt")
@@ -186,7 +203,7 @@ def _clear(out: Path, resume: bool) -> bool:
         return unfinished
     if unfinished and not (out / "model").exists():
         raise UserError(
-            f"{out}: holds the checkpoint of an unfinished run; add --resume to go on with it, or delete the folder"
+            f"{out}: holds the checkpoint of an unfinished run; go on with --resume, or delete the folder"
         )
     for name in _PRODUCTS:
         path = out / name
@@ -224,7 +241,9 @@ def evaluate(
         if as_json:
             print(json.dumps(result), flush=True)
         else:
-            print(f"{len(points)} points  " + "  ".join(f"P@{k} {100 * v:.2f} %" for k, v in precision.items()))
+            print(
+                f"{len(points)} points  " + "  ".join(f"P@{k} {100 * v:.2f} %" for k, v in precision.items())
+            )
 
 
 @app.command()
@@ -290,25 +309,27 @@ def _say(message: str) -> None:
 
 def _status(arguments: list[str] | None) -> int:
     try:
-        status = typer.main.get_command(app).main(args=arguments, prog_name="dslide", standalone_mode=False)
-        return status if isinstance(status, int) else 0
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        command = typer.main.get_command(app)
+        status = command.main(args=arguments, prog_name="dslide", standalone_mode=False)
+        status = status if isinstance(status, int) else 0
     except UserError as error:
         _say(str(error))
         return 2
-    except Terminated:
-        _say("terminated")
-        return 143
-    except (KeyboardInterrupt, click.Abort):
-        _say("interrupted")
-        return 130
     except BrokenPipeError:
         return 1
-    except Exception:
+    except (KeyboardInterrupt, typer.Abort):
+        status = 130
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except Exception as error:
+        if hasattr(error, "show") and hasattr(error, "exit_code"):  # a mistake in the arguments (click's own class)
+            error.show()
+            return int(error.exit_code)
         _say(traceback.format_exc())
         return 1
+    if status in (130, 143):
+        _say("interrupted" if status == 130 else "terminated")
+    return status
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,8 +1,8 @@
 """The ranks of a run and what they exchange. The only file that knows MPI.
 
-A training step has three exchanges (Exchange below), all of them point-to-point with the receives posted first and
-no message of 64 KB or more, which Open MPI would send by a handshake that halves a slow link's speed. Everything
-else (start-up, evaluation, stopping) is a small collective and is counted apart.
+A training step has three exchanges (Exchange below), all of them point-to-point with the receives posted
+first and no message of 64 KB or more, which Open MPI would send by a handshake that halves a slow link's
+speed. Everything else (start-up, evaluation, stopping) is a small collective and is counted apart.
 """
 
 import os
@@ -48,7 +48,7 @@ class LocalComm:
         return value
 
     def start(self, sends: list[tuple[int, Any]], receives: list[tuple[int, Any]], tag: int) -> list[Any]:
-        """Begins to move contiguous buffers, (peer, buffer) each; they belong to the exchange until `finish`."""
+        """Begins to move contiguous (peer, buffer)s; they belong to the exchange until `finish`."""
         return []
 
     def finish(self, requests: list[Any]) -> None:
@@ -63,7 +63,7 @@ class MpiComm(LocalComm):
     """The ranks that mpiexec started."""
 
     def __init__(self, silent: bool = False) -> None:
-        """`silent` computes as if it exchanged but moves nothing (buffers keep zeros): to time a step without links."""
+        """`silent`: rows never travel (buffers keep zeros), to time a step without links."""
         super().__init__()
         from mpi4py import MPI
 
@@ -116,7 +116,7 @@ def _parts(buffer: NDArray[Any]) -> list[NDArray[np.uint8]]:
 
 
 def under_mpi() -> bool:
-    """Whether a launcher of MPI started this process (only then is mpi4py imported, so that it may be absent)."""
+    """Whether a launcher of MPI started this process; only then is mpi4py imported."""
     if "OMPI_COMM_WORLD_SIZE" in os.environ or "PMI_SIZE" in os.environ:
         return int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1"))) > 1
     return any(name in os.environ for name in _UNDER_MPI)
@@ -126,7 +126,7 @@ _comm: LocalComm | None = None
 
 
 def world() -> LocalComm:
-    """The communicator of this process, made at the first call. Raises UserError if MPI started it without mpi4py."""
+    """The communicator of this process, made at the first call. UserError if mpi4py is needed and absent."""
     global _comm
     if _comm is None:
         if under_mpi():
@@ -136,7 +136,7 @@ def world() -> LocalComm:
                 from dslide.errors import UserError
 
                 raise UserError(
-                    f"started by MPI, but mpi4py cannot be imported ({error}); install it: pip install 'dslide[mpi]'"
+                    f"started by MPI, but mpi4py can't be imported ({error}): pip install 'dslide[mpi]'"
                 ) from error
         else:
             _comm = LocalComm()
@@ -149,7 +149,7 @@ def silent() -> LocalComm:
 
 
 def cuts(total: int, parts: int, block: int = 1) -> list[int]:
-    """Offsets [parts + 1] of near-equal contiguous parts of `total` items; inner borders lie on whole blocks."""
+    """Offsets [parts + 1] of near-equal parts of `total` items; inner borders lie on whole blocks."""
     blocks = -(-total // block)
     return [min(total, block * (blocks * part // parts)) for part in range(parts + 1)]
 
@@ -164,9 +164,9 @@ def local_threads(comm: LocalComm) -> int:
 class Exchange:
     """The rows and sums that a step exchanges, and their buffers.
 
-    `hidden_cuts` [P + 1] are the ranks' borders in a row of H hidden units. A step goes: `own` -> (fill it) ->
-    `gather` -> `normalise` -> `grad` -> (fill it) -> `scatter` -> (other work) -> `collect`. With one rank all of
-    it is the identity on one buffer. `payload` of a point over all ranks is exactly
+    `hidden_cuts` [P + 1] are the ranks' borders in a row of H hidden units. A step goes: `own` -> (fill it)
+    -> `gather` -> `normalise` -> `grad` -> (fill it) -> `scatter` -> (other work) -> `collect`. With one rank
+    all of it is the identity on one buffer. `payload` of a point over all ranks is exactly
     2 (P - 1) H b + P (P - 1) (2 s + 4) bytes: b a value, s a row's scale (int8: 1 and 4).
     """
 
@@ -179,65 +179,56 @@ class Exchange:
         self._dh = np.zeros((max_rows, hidden), np.float32)
         if comm.size == 1:
             return
-        self.row_bytes = [_core.row_bytes(wire, width) for width in self.widths]
         mine = self.widths[rank]
-        self._slices = [np.zeros(max_rows * width, np.float32) for width in self.widths]
-        self._packed = [np.zeros(max_rows * size, np.uint8) for size in self.row_bytes]  # one a rank
-        self._arrived = {peer: np.zeros(max_rows * self.row_bytes[rank], np.uint8) for peer in self.peers}
-        self._sum = np.zeros(max_rows * mine, np.float32)
-        self._part = np.zeros(max_rows * mine, np.float32)
+        sizes = self._sizes(wire)
+        self._own = np.zeros(max_rows * mine, np.float32)  # activations, then the summed gradient
+        self._packed = [np.zeros(max_rows * size, np.uint8) for size in sizes]  # one a rank
+        self._arrived = {peer: np.zeros(max_rows * sizes[rank], np.uint8) for peer in self.peers}
         self._lses = np.zeros((comm.size, max_rows), np.float32)
         self._pending: list[Any] = []
+
+    def _sizes(self, wire: str) -> list[int]:
+        return [_core.row_bytes(wire, width) for width in self.widths]
 
     def own(self, rows: int) -> Floats:
         """[rows, own units], to be filled with this rank's activations."""
         if self.comm.size == 1:
             return self._h[:rows]
-        return self._slice(self.comm.rank, rows)
+        mine = self.widths[self.comm.rank]
+        return self._own[: rows * mine].reshape(rows, mine)
 
-    def gather(self, rows: int, wire: str | None = None) -> Floats:
-        """All ranks' activations [rows, H] from everyone's `own`; the own ones too as they look on the wire."""
-        h = self._h[:rows]
+    def gather(self, rows: int) -> Floats:
+        """All ranks' activations [rows, H] from everyone's `own`, the own ones too as after the wire."""
+        h, rank = self._h[:rows], self.comm.rank
         if self.comm.size == 1:
             return h
-        wire, rank = wire or self.wire, self.comm.rank
-        sizes = self.row_bytes if wire == self.wire else [_core.row_bytes(wire, width) for width in self.widths]
-        if wire == self.wire:
-            packed = [self._packed[peer][: rows * sizes[peer]] for peer in range(self.comm.size)]
-        else:
-            packed = [np.zeros(rows * size, np.uint8) for size in sizes]
-        _core.pack_rows(self._slice(rank, rows), wire, packed[rank])
+        sizes = self._sizes(self.wire)
+        packed = [buffer[: rows * size] for buffer, size in zip(self._packed, sizes, strict=True)]
+        _core.pack_rows(self.own(rows), 0, self.widths[rank], self.wire, packed[rank])
         requests = self.comm.start(
-            [(peer, packed[rank]) for peer in self.peers], [(peer, packed[peer]) for peer in self.peers], tag=1
+            [(peer, packed[rank]) for peer in self.peers],
+            [(peer, packed[peer]) for peer in self.peers],
+            tag=1,
         )
-        self._unpack(rank, rows, wire, packed)
+        _core.unpack_rows(packed[rank], self.wire, h, self.cuts[rank], self.cuts[rank + 1])
         self.comm.finish(requests)
         for peer in self.peers:
-            self._unpack(peer, rows, wire, packed)
+            _core.unpack_rows(packed[peer], self.wire, h, self.cuts[peer], self.cuts[peer + 1])
         return h
-
-    def _slice(self, rank: int, rows: int) -> Floats:
-        return self._slices[rank][: rows * self.widths[rank]].reshape(rows, self.widths[rank])
-
-    def _unpack(self, rank: int, rows: int, wire: str, packed: list[NDArray[np.uint8]]) -> None:
-        part = self._slice(rank, rows)
-        _core.unpack_rows(packed[rank], wire, part)
-        self._h[:rows, self.cuts[rank] : self.cuts[rank + 1]] = part
 
     def normalise(self, lse: Floats) -> Floats:
         """The log-sum-exp over all ranks of each rank's `lse` [rows], the same bits everywhere."""
         if self.comm.size == 1:
             return lse
-        all_lse = self._lses[:, : len(lse)]
-        all_lse[self.comm.rank] = lse
-        self.comm.finish(
-            self.comm.start(
-                [(peer, all_lse[self.comm.rank]) for peer in self.peers],
-                [(peer, all_lse[peer]) for peer in self.peers],
-                tag=2,
-            )
+        rank, everyone = self.comm.rank, self._lses[:, : len(lse)]
+        everyone[rank] = lse
+        requests = self.comm.start(
+            [(peer, everyone[rank]) for peer in self.peers],
+            [(peer, everyone[peer]) for peer in self.peers],
+            tag=2,
         )
-        return combine_lse(all_lse)
+        self.comm.finish(requests)
+        return combine_lse(everyone)
 
     def grad(self, rows: int) -> Floats:
         """[rows, H], to be filled with this rank's part of the hidden gradient."""
@@ -247,15 +238,11 @@ class Exchange:
         """Starts to send everyone their units of `grad`, and to receive the own ones."""
         if self.comm.size == 1:
             return
-        dh, rank = self._dh[:rows], self.comm.rank
-        sends = []
-        receives = [(peer, self._arrived[peer][: rows * self.row_bytes[rank]]) for peer in self.peers]
-        for peer in self.peers:
-            part = self._slice(peer, rows)
-            part[:] = dh[:, self.cuts[peer] : self.cuts[peer + 1]]
-            packed = self._packed[peer][: rows * self.row_bytes[peer]]
-            _core.pack_rows(part, self.wire, packed)
-            sends.append((peer, packed))
+        sizes = self._sizes(self.wire)
+        sends = [(peer, self._packed[peer][: rows * sizes[peer]]) for peer in self.peers]
+        receives = [(peer, self._arrived[peer][: rows * sizes[self.comm.rank]]) for peer in self.peers]
+        for peer, buffer in sends:
+            _core.pack_rows(self._dh[:rows], self.cuts[peer], self.cuts[peer + 1], self.wire, buffer)
         self._pending = self.comm.start(sends, receives, tag=3)
 
     def collect(self, rows: int) -> Floats:
@@ -263,17 +250,15 @@ class Exchange:
         if self.comm.size == 1:
             return self._dh[:rows]
         rank = self.comm.rank
-        mine = self.widths[rank]
-        total = self._sum[: rows * mine].reshape(rows, mine)
-        part = self._part[: rows * mine].reshape(rows, mine)
         self.comm.finish(self._pending)
+        mine, total = self.widths[rank], self.own(rows)
+        size = rows * _core.row_bytes(self.wire, mine)
         total[:] = 0
         for peer in range(self.comm.size):
             if peer == rank:
                 total += self._dh[:rows, self.cuts[rank] : self.cuts[rank + 1]]
             else:
-                _core.unpack_rows(self._arrived[peer][: rows * self.row_bytes[rank]], self.wire, part)
-                total += part
+                _core.unpack_rows(self._arrived[peer][:size], self.wire, total, 0, mine, add=True)
         return total
 
 
@@ -292,7 +277,7 @@ def payload_per_point(hidden: int, ranks: int, wire: str) -> int:
 
 
 def leave(status: int) -> None:
-    """Exits; under MPI a failing rank ends the whole job at once instead of leaving the others waiting for it."""
+    """Exits; under MPI a failing rank ends the whole job instead of leaving the others waiting for it."""
     if status != 0 and isinstance(_comm, MpiComm) and _comm.size > 1:
         if status == 2 and _comm.rank != 0:
             time.sleep(1.0)  # a mistake that every rank sees is told once, by rank 0
@@ -301,5 +286,5 @@ def leave(status: int) -> None:
 
 
 def rank_name() -> str:
-    """"rank 1 of 2: " where there are several, for messages."""
+    """ "rank 1 of 2: " where there are several, for messages."""
     return f"rank {_comm.rank} of {_comm.size}: " if _comm is not None and _comm.size > 1 else ""

@@ -22,7 +22,9 @@ class NetworkConfig(Strict):
     hidden: int = Field(128, ge=1, description="hidden units")
     activation: Literal["relu", "leaky-relu"] = "leaky-relu"
     slope: float = Field(0.4, ge=0, lt=1, description="leaky-relu's slope below zero")
-    dropout: float = Field(0.1, ge=0, lt=1, description="probability that a hidden unit is dropped in training")
+    dropout: float = Field(
+        0.1, ge=0, lt=1, description="probability that a hidden unit is dropped in training"
+    )
     input_init_std: float = Field(0.05, ge=0, description="standard deviation of the first embedding rows")
     output_init: Literal["class-mean", "normal"] = Field(
         "class-mean", description="class-mean: the unit-normalised sum over a label's points of (h - mean h)"
@@ -41,7 +43,8 @@ class LshConfig(Strict):
     min_active: int = Field(1500, ge=0, description="a point with fewer active neurons is topped up")
     top_up: int = Field(1000, ge=0, description="... to this many, at random")
     packing: Literal["exact", "published"] = Field(
-        "exact", description="published: 2 bits for each of DWTA's 8 positions, as the published code packs them"
+        "exact",
+        description="published: 2 bits for each of DWTA's 8 positions, as the published code packs them",
     )
     rebuild_points: int = Field(6400, ge=1, description="training points between rebuilds of the tables")
     new_functions_points: int = Field(128_000, ge=1, description="training points between new hash functions")
@@ -51,7 +54,8 @@ class SamplerConfig(Strict):
     """Which output neurons a point touches."""
 
     kind: Literal["in-batch", "uniform", "lsh", "full"] = Field(
-        "in-batch", description="in-batch: labels of the whole batch; uniform: own labels and uniform_extras draws"
+        "in-batch",
+        description="in-batch: labels of the whole batch; uniform: own labels and uniform_extras draws",
     )
     uniform_extras: int = Field(0, ge=0, description="uniform draws a batch added to in-batch or uniform")
     log_q: bool = Field(True, description="subtract the log of the inclusion probability from sampled logits")
@@ -63,12 +67,18 @@ class OptimizerConfig(Strict):
 
     kind: Literal["adagrad", "adam"] = "adagrad"
     learning_rate: float = Field(0.1, gt=0)
-    decay: Literal["linear", "constant"] = Field("linear", description="linear: to 0 over the run's total steps")
+    decay: Literal["linear", "constant"] = Field(
+        "linear", description="linear: to 0 over the run's total steps"
+    )
     eps: float = Field(1e-8, gt=0)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)
-    initial_accumulator_input: float = Field(1e-8, ge=0, description="Adagrad's first accumulator, input rows")
-    initial_accumulator_output: float = Field(1e-7, ge=0, description="Adagrad's first accumulator, output rows")
+    initial_accumulator_input: float = Field(
+        1e-8, ge=0, description="Adagrad's first accumulator, input rows"
+    )
+    initial_accumulator_output: float = Field(
+        1e-7, ge=0, description="Adagrad's first accumulator, output rows"
+    )
 
 
 class TrainConfig(Strict):
@@ -81,10 +91,14 @@ class TrainConfig(Strict):
     point_weight: Literal["none", "sqrt-labels"] = "sqrt-labels"
     batch_size: int = Field(256, ge=1, description="points a step, over all ranks")
     epochs: float = Field(6, ge=0)
-    wire: Literal["fp32", "bf16", "int8"] = Field("int8", description="format of the rows that ranks exchange")
+    wire: Literal["fp32", "bf16", "int8"] = Field(
+        "int8", description="format of the rows that ranks exchange"
+    )
     seed: int = Field(0, ge=0, lt=2**63)
     threads: int = Field(0, ge=0, description="threads a rank; 0: all cores that it may use")
-    eval_epochs: list[float] | None = Field(None, description="where to evaluate; null: after every whole epoch")
+    eval_epochs: list[float] | None = Field(
+        None, description="where to evaluate; null: after every whole epoch"
+    )
     checkpoint_every: int = Field(0, ge=0, description="steps between checkpoints; 0: none")
     budget_seconds: float | None = Field(None, gt=0, description="training seconds after which the run stops")
     target: float | None = Field(None, ge=0, le=1, description="P@1 (a fraction) at which the run stops")
@@ -106,8 +120,9 @@ class TrainConfig(Strict):
         return self.model_dump(mode="json", exclude={"threads", "eval_epochs", "budget_seconds", "target"})
 
 
-# `default` is the class defaults. `slide` is the papers' algorithm: hash tables, dense Adam, no correction of the
-# sampled softmax, N(0, 0.01^2) weights and biases, a constant rate; rate and eps come from a validation search.
+# `default` is the class defaults. `slide` is the papers' algorithm: hash tables, dense Adam, no correction of
+# the sampled softmax, N(0, 0.01^2) weights and biases, a constant rate; rate and eps come from a validation
+# search.
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "slide": {
@@ -170,7 +185,9 @@ def parse_sets(sets: list[str]) -> dict[str, Any]:
     for text in sets:
         key, equals, value = text.partition("=")
         if not equals:
-            raise UserError(f"--set {text}: write it as key=value, for example --set optimizer.learning_rate=0.05")
+            raise UserError(
+                f"--set {text}: write it as key=value, for example --set optimizer.learning_rate=0.05"
+            )
         try:
             pairs[key.strip()] = yaml.safe_load(value)
         except yaml.YAMLError as error:

@@ -55,7 +55,9 @@ def _memory() -> Check:
 
     free = available_bytes()
     found = f"{gib(free)} free of {gib(psutil.virtual_memory().total)}"
-    return Check("memory", free > 2**30, found, "close other programs: debian-deps wants about 1 GiB", required=True)
+    return Check(
+        "memory", free > 2**30, found, "close other programs: debian-deps wants about 1 GiB", required=True
+    )
 
 
 def _mpi() -> Check:
@@ -69,7 +71,9 @@ def _mpi() -> Check:
         return Check("MPI", False, f"{found}, but no mpiexec on PATH", f"{remedy}; put its bin on PATH")
     # In a process of its own: starting MPI here could end this one.
     code = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0].strip(chr(0)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["?"])[-1]
         return Check("MPI", False, f"{found} does not start: {reason}", remedy)

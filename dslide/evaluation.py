@@ -16,7 +16,7 @@ _LOGITS = 1 << 25  # numbers held when the exact normaliser is asked for
 
 
 def core_csr(points: Points, features: int, labels: int) -> tuple[Any, Any]:
-    """The core's views of the points' features and labels; they keep the arrays alive and check every index."""
+    """The core's views of the points' features and labels; they keep the arrays and check every index."""
     return (
         _core.Csr(points.x_indptr, points.x_indices, points.x_values, features),
         _core.Csr(points.y_indptr, points.y_indices, None, labels),
@@ -33,12 +33,13 @@ class Predictor:
         self._rows = max(1, min(ROWS, _LOGITS // max(1, own))) if normaliser else ROWS
         self._rows = int(-comm.agree(-self._rows))  # the smallest of all ranks
         self._exchange = Exchange(comm, network.shape.hidden_cuts, "fp32", self._rows)
-        self._full = _core.FullSampler() if normaliser else None
+        self._full = _core.FullSampler(network.shape.labels, *network.labels) if normaliser else None
 
     def topk(
         self, points: Points, k: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32] | None]:
-        """Collective. Ids [n, k] (-1 where there are fewer labels), scores [n, k] (logits), and the log-sum-exp [n].
+        """Collective. Ids [n, k] (-1 where there are fewer labels), scores [n, k] (logits), and the
+        log-sum-exp [n].
 
         Equal scores go to the lower id. The merged lists are on rank 0; elsewhere they are this rank's own.
         """

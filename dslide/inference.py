@@ -27,7 +27,7 @@ class Model:
 
     @classmethod
     def load(cls, path: Path, comm: LocalComm, threads: int = 0) -> "Model":
-        """Reads the model in `path` (a run's folder or a model's) for any number of ranks; UserError if it can't."""
+        """Reads the model of a run's or a model's folder into any number of ranks; UserError if it can't."""
         folder = path if (path / "manifest.json").exists() else path / "model"
         source = Manifest.read(folder)
         content = source.content
@@ -40,7 +40,7 @@ class Model:
     def topk(
         self, points: Points, k: int, where: str, *, normaliser: bool = False
     ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32] | None]:
-        """As Predictor.topk; UserError naming `where` if the points have features or labels unknown to the model."""
+        """As Predictor.topk; UserError naming `where` if the model does not know a feature or label."""
         shape = self.network.shape
         for what, indices, limit in (
             ("feature", points.x_indices, shape.features),
@@ -55,7 +55,7 @@ class Model:
 def table(
     ids: NDArray[np.int32], scores: NDArray[np.float32], lse: NDArray[np.float32], names: list[str] | None
 ) -> str:
-    """Lines of row, position (from 1), label and probability, tab-separated; missing predictions are left out."""
+    """Lines of row, position (from 1), label, probability, tab-separated; missing predictions left out."""
     probability = np.exp(scores.astype(np.float64) - lse.astype(np.float64)[:, None])
     lines = []
     for row in range(len(ids)):

@@ -10,7 +10,10 @@ from dslide.errors import UserError
 
 _CGROUP = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
 )
 
 
@@ -32,15 +35,15 @@ def gib(size: float) -> str:
 
 
 def check_memory(comm: LocalComm, need: int) -> str:
-    """Collective. A line that says need and supply; UserError on every rank if a host's ranks want more than it has."""
+    """Collective. A line that says need and supply; UserError if a host's ranks want more than it has."""
     hosts = comm.bcast(comm.gather((socket.gethostname(), need, available_bytes())))
     for host in dict.fromkeys(name for name, _, _ in hosts):
         wanted = sum(size for name, size, _ in hosts if name == host)
         free = min(size for name, _, size in hosts if name == host)
         if wanted > free:
             raise UserError(
-                f"the model needs about {gib(wanted)} on {host}, which has {gib(free)} free; take fewer hidden units "
-                "(--set network.hidden=...), optimizer.kind=adagrad, a smaller batch, or more nodes"
+                f"the model needs about {gib(wanted)} on {host}, where {gib(free)} are free; take fewer "
+                "hidden units (--set network.hidden=...), optimizer.kind=adagrad, a smaller batch, or more nodes"
             )
     most = max(hosts, key=lambda host: host[1])
     return f"memory: about {gib(most[1])} a rank for the model and its training, {gib(most[2])} free"

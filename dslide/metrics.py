@@ -11,8 +11,9 @@ def hits(
 ) -> NDArray[np.bool_]:
     """Which predictions are true labels.
 
-    `ids` [n, k] are label ids, best first, negative where there is no prediction; the true labels of n points are
-    CSR parts (indptr [n + 1], ascending indices a row). Returns bool [n, k]. Raises ValueError for other shapes.
+    `ids` [n, k] are label ids, best first, negative where there is no prediction; the true labels of n points
+    are CSR parts (indptr [n + 1], ascending indices a row). Returns bool [n, k]. Raises ValueError for other
+    shapes.
     """
     n = len(y_indptr) - 1
     if ids.ndim != 2 or len(ids) != n:
@@ -37,8 +38,8 @@ def precision_at(
 ) -> dict[int, float]:
     """P@k as fractions: the mean over all points of (true labels among the first k) / k.
 
-    A point without labels counts as 0, and so does a missing prediction (fewer than k columns, or a negative id).
-    Without points every value is 0.
+    A point without labels counts as 0, and so does a missing prediction (fewer than k columns, or a negative
+    id). Without points every value is 0.
     """
     found = hits(ids, y_indptr, y_indices)
     if len(found) == 0:
@@ -49,7 +50,7 @@ def precision_at(
 def merge_topk(
     ids: Sequence[NDArray[np.int32]], scores: Sequence[NDArray[np.float32]], k: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The best k of several shards' lists ([n, k_i] each, global ids, negative: none); ties to the lower id."""
+    """The best k of several shards' lists ([n, k_i], global ids, negative: none); ties to the lower id."""
     all_ids, all_scores = np.concatenate(ids, axis=1), np.concatenate(scores, axis=1)
     keys = np.where(all_ids < 0, np.float32(np.inf), -all_scores)
     order = np.lexsort((all_ids, keys), axis=1)[:, :k]

@@ -1,8 +1,8 @@
 """A rank's shard of the network: its layers, its files, and the shapes that both agree on.
 
-A model is a folder: manifest.json and member-<k>/shard-<r>.safetensors. It holds neither times nor the number of
-threads, so the same seed gives the same bytes. Every tensor is cut along one axis (hidden units or labels), and
-loading reads slices, so a model of P shards loads into Q ranks.
+A model is a folder: manifest.json and member-<k>/shard-<r>.safetensors. It holds neither times nor the number
+of threads, so the same seed gives the same bytes. Every tensor is cut along one axis (hidden units or
+labels), and loading reads slices, so a model of P shards loads into Q ranks.
 """
 
 import json
@@ -50,11 +50,15 @@ class Shape:
         h = self.hidden_cuts[rank + 1] - self.hidden_cuts[rank]
         own = self.label_cuts[rank + 1] - self.label_cuts[rank]
         weights = self.features * h + own * self.hidden
-        state = 2 * weights if config.optimizer.kind == "adam" else self.features * (h // STATE_BLOCK + 1) + own
+        state = (
+            2 * weights if config.optimizer.kind == "adam" else self.features * (h // STATE_BLOCK + 1) + own
+        )
         batch, sampler = config.batch_size, config.sampler
         per_batch = batch * max(1, label_nnz) + sampler.uniform_extras
         active = own if sampler.kind in ("full", "lsh") else min(own, per_batch)
-        pairs = active * batch if sampler.kind != "lsh" else min(active, 4 * sampler.lsh.min_active + 64) * batch
+        pairs = (
+            active * batch if sampler.kind != "lsh" else min(active, 4 * sampler.lsh.min_active + 64) * batch
+        )
         buffers = 2 * active * self.hidden + 2 * pairs + 8 * batch * self.hidden
         tables = sampler.lsh.L * own * 2 if sampler.kind == "lsh" else 0
         if config.network.output_init == "class-mean":
@@ -70,19 +74,7 @@ class Network:
         net, opt = config.network, config.optimizer
         self.hidden = (shape.hidden_cuts[rank], shape.hidden_cuts[rank + 1])
         self.labels = (shape.label_cuts[rank], shape.label_cuts[rank + 1])
-        self.input = _core.InputLayer(
-            pool,
-            shape.features,
-            shape.hidden,
-            *self.hidden,
-            activation=net.activation,
-            slope=net.slope,
-            dropout=net.dropout,
-            init_std=net.input_init_std,
-            bias=net.bias,
-            seed=config.seed,
-            state_block=STATE_BLOCK,
-        )
+        self.input = _core.InputLayer(pool, self._input_units(*self.hidden))
         self.output = _core.OutputLayer(
             pool,
             shape.labels,
@@ -110,7 +102,23 @@ class Network:
     def initialise(self, x: Any, y: Any) -> None:
         """The output rows' data-dependent start, from the training points' core CSR views."""
         if self.config.network.output_init == "class-mean":
-            self.output.class_mean_init(x, y, self.input)
+            self.output.class_mean_init(x, y, self._input_units(0, self.shape.hidden))
+
+    def _input_units(self, begin: int, end: int) -> Any:
+        net = self.config.network
+        return _core.InputConfig(
+            self.shape.features,
+            self.shape.hidden,
+            begin,
+            end,
+            activation=net.activation,
+            slope=net.slope,
+            dropout=net.dropout,
+            init_std=net.input_init_std,
+            bias=net.bias,
+            seed=self.config.seed,
+            state_block=STATE_BLOCK,
+        )
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """Views of this rank's parameters."""
@@ -123,8 +131,10 @@ class Network:
         """Views of this rank's optimiser state."""
         tensors = {}
         for side, layer in (("input", self.input), ("output", self.output)):
-            tensors |= {f"{side}.{name}": array for name, array in layer.state().items()}
-        return {name: array for name, array in tensors.items() if name not in self.weights()}
+            tensors |= {f"{side}.weights.{name}": array for name, array in layer.state().items()}
+            if self.config.network.bias:
+                tensors |= {f"{side}.bias.{name}": array for name, array in layer.bias_state().items()}
+        return tensors
 
     def own_range(self, name: str) -> tuple[int, int, int]:
         """(axis, begin, end) of this rank's part of a tensor in the whole one."""
@@ -155,7 +165,9 @@ def shared_dir(comm: LocalComm, path: Path) -> Iterator[Path]:
 def save_shards(folder: Path, rank: int, tensors: dict[str, NDArray[Any]]) -> None:
     """Writes one rank's tensors as shard-<rank>.safetensors in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, folder / shard_name(rank))
+    save_file(
+        {name: np.ascontiguousarray(array) for name, array in tensors.items()}, folder / shard_name(rank)
+    )
 
 
 def shard_name(rank: int) -> str:
@@ -220,7 +232,9 @@ class Manifest:
                 )
             return cls(folder, content, TrainConfig.model_validate(content["config"]))
         except FileNotFoundError as error:
-            raise UserError(f"{path}: no trained model there; `dslide train --out RUN` makes RUN/model") from error
+            raise UserError(
+                f"{path}: no trained model there; `dslide train --out RUN` makes RUN/model"
+            ) from error
         except (OSError, json.JSONDecodeError, KeyError, TypeError, ValidationError) as error:
             raise UserError(f"{path}: broken manifest: {error}") from error
 
@@ -234,7 +248,10 @@ def load_tensors(network: Network, source: Manifest, folder: Path, tensors: dict
     """Fills this rank's `tensors` (views) from shard files that may be cut in other places."""
     member = source.content["members"][0]
     hidden, labels = member["hidden_offsets"], member["label_offsets"]
-    if source.content["features"] != network.shape.features or source.content["labels"] != network.shape.labels:
+    if (
+        source.content["features"] != network.shape.features
+        or source.content["labels"] != network.shape.labels
+    ):
         raise UserError(f"{source.path}: its numbers of features and labels are not the data's")
     for shard, file in enumerate(member["files"]):
         path = folder / file

@@ -45,7 +45,9 @@ class Progress:
             self._task = self._bar.add_task("training", total=total, completed=step, text="")
             self._bar.start()
 
-    def update(self, step: int, samples: int, epoch: float, seconds: float, loss: float, last: dict[str, Any]) -> None:
+    def update(
+        self, step: int, samples: int, epoch: float, seconds: float, loss: float, last: dict[str, Any]
+    ) -> None:
         """How far training is: the mean loss since the last update, the last evaluation's event."""
         if self._stream is None:
             return

@@ -1,4 +1,4 @@
-"""Which output neurons a training point touches: the core's samplers, made from a config and kept up to date."""
+"""Which output neurons a training point touches: the core's samplers, made from a config."""
 
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ class Sampler(Protocol):
         """Called before the batch that begins after `samples` training points."""
 
     def refresh(self, samples: int) -> None:
-        """Called where a run may be resumed: afterwards the state depends on the weights and `samples` alone."""
+        """Called where a run may be resumed: then the state depends on the weights and `samples` alone."""
 
 
 class FixedSampler:
@@ -37,10 +37,10 @@ class FixedSampler:
 class LshTables:
     """Hash tables over the shard's output neurons.
 
-    They are rebuilt every `rebuild_points` points and get new hash functions every `new_functions_points`, as in the
-    published code, which counts points, not seconds. Caps and top-up hold per shard, so the active sets depend on the
-    number of ranks. Tables lag behind the weights; a checkpoint therefore rebuilds them, in the run that goes on as
-    in the one that resumes, so that both have the same.
+    They are rebuilt every `rebuild_points` points and get new hash functions every `new_functions_points`, as
+    in the published code, which counts points, not seconds. Caps and top-up hold per shard, so the active
+    sets depend on the number of ranks. Tables lag behind the weights; a checkpoint therefore rebuilds them,
+    in the run that goes on as in the one that resumes, so that both have the same.
     """
 
     def __init__(self, output: Any, config: SamplerConfig, seed: int) -> None:
@@ -49,7 +49,15 @@ class LshTables:
         self._seed = seed
         self._build, self._functions = -1, 0
         self.core = _core.LshSampler(
-            output, lsh.family, lsh.K, lsh.L, lsh.bucket_cap, lsh.min_active, lsh.top_up, lsh.packing, self._key(0)
+            output,
+            family=lsh.family,
+            k=lsh.K,
+            l=lsh.L,
+            bucket_cap=lsh.bucket_cap,
+            min_active=lsh.min_active,
+            top_up=lsh.top_up,
+            packing=lsh.packing,
+            seed=self._key(0),
         )
 
     def _key(self, generation: int) -> int:
@@ -91,19 +99,19 @@ def make_sampler(
         seed: of the draws.
     """
     if config.kind == "full":
-        return FixedSampler(_core.FullSampler())
+        return FixedSampler(_core.FullSampler(*labels))
     if config.kind == "lsh":
         return LshTables(output, config, seed)
     return FixedSampler(
         _core.InBatchSampler(
             *labels,
             counts,
-            num_points,
-            batch_size,
-            config.uniform_extras,
-            config.log_q,
-            config.kind == "uniform",
-            seed,
+            num_points=num_points,
+            batch_size=batch_size,
+            extras=config.uniform_extras,
+            log_q=config.log_q,
+            own_only=config.kind == "uniform",
+            seed=seed,
         )
     )
 

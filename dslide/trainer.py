@@ -4,8 +4,8 @@ What a step does, on P ranks that all see the same batch:
 
 1. every rank computes its hidden units of the batch, and all gather all of them (on the wire: int8 rows);
 2. every rank finds its active output rows, their logits, and each point's local log-sum-exp; all exchange it;
-3. every rank computes the gradient of its rows and its part of the hidden gradient, whose sum over ranks goes to
-   the owners of the hidden units; meanwhile the output rows are updated and the next batch is indexed;
+3. every rank computes the gradient of its rows and its part of the hidden gradient, whose sum over ranks goes
+   to the owners of the hidden units; meanwhile the output rows are updated and the next batch is indexed;
 4. every rank updates its input rows.
 """
 
@@ -38,7 +38,7 @@ TOP = 5
 
 
 class Interrupt:
-    """A request to stop (Ctrl-C, SIGTERM) that all ranks act on together; `signum` is None until there is one."""
+    """A request to stop (Ctrl-C, SIGTERM) that all ranks act on together; None until there is one."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -97,14 +97,15 @@ class Trainer:
             for what, value in other.items():
                 if value != everyone[0][what]:
                     raise UserError(
-                        f"rank {rank} has another {what} ({value[:16]}) than rank 0 ({everyone[0][what][:16]}); "
+                        f"rank {rank} has another {what} ({value[:12]}) than rank 0 ({everyone[0][what][:12]}); "
                         "all ranks need the same files, settings and instruction set (DSLIDE_ISA)"
                     )
 
     # The loop
 
     def run(self, checkpoint: "Path | None" = None, resume: bool = False) -> str:
-        """Trains to the end, a target, the budget, divergence or an interrupt; returns the status. Collective.
+        """Trains to the end, a target, the budget, divergence or an interrupt; returns the status.
+        Collective.
 
         Checkpoints go to the folder `checkpoint`; `resume` begins from the one that is there.
         """
@@ -132,12 +133,19 @@ class Trainer:
             clock.stop()
             if self.step in evaluate_at and status == "done":
                 status = self._evaluate(status)
-            if checkpoint is not None and config.checkpoint_every and self.step % config.checkpoint_every == 0:
-                if status == "done" and self.step < self.total_steps:
-                    files.write(self, checkpoint)
-                    clock.start()
-                    self.sampler.refresh(self.samples)
-                    clock.stop()
+            if (
+                (
+                    checkpoint is not None
+                    and config.checkpoint_every
+                    and self.step % config.checkpoint_every == 0
+                )
+                and status == "done"
+                and self.step < self.total_steps
+            ):
+                files.write(self, checkpoint)
+                clock.start()
+                self.sampler.refresh(self.samples)
+                clock.stop()
         if status in ("timeout", "diverged") and self.last_eval.get("step") != self.step:
             self._evaluate(status)
         self.progress.stop()
@@ -198,14 +206,20 @@ class Trainer:
                 stop = "interrupted"
             elif budget is not None and seconds > budget and self.step < self.total_steps:
                 stop = "timeout"
-            self.progress.update(self.step, self.samples, self.samples / self.points, seconds, loss, self.last_eval)
+            self.progress.update(
+                self.step, self.samples, self.samples / self.points, seconds, loss, self.last_eval
+            )
             answer = (stop, max(1, int(CHECK_SECONDS / max(seconds_a_step, 1e-6))))
         self._loss_sum, self._loss_points = 0.0, 0
         return self.comm.bcast(answer)  # type: ignore[no-any-return]
 
     def _learning_rate(self) -> float:
         rate = self.config.optimizer.learning_rate
-        return rate * max(0.0, 1 - self.step / self.total_steps) if self.config.optimizer.decay == "linear" else rate
+        return (
+            rate * max(0.0, 1 - self.step / self.total_steps)
+            if self.config.optimizer.decay == "linear"
+            else rate
+        )
 
     def _one_step(self) -> bool:
         """One batch; False if the loss is no longer a number (every rank sees the same)."""
@@ -287,7 +301,7 @@ class Trainer:
         }
 
     def time_steps(self, warmup: int, steps: int) -> None:
-        """Steps for their times alone (`step` events), with no evaluation; each begins when all ranks are there."""
+        """Steps for their times alone (`step` events), no evaluation; each begins when all ranks are there."""
         clock = self.recorder.clock
         self.recorder.start()
         clock.start()
@@ -371,7 +385,7 @@ def train(
     recorder.meta(**meta_fields(trainer))
     try:
         status = trainer.run(out / "checkpoint" if out is not None else None, resume)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if comm.size == 1 and not recorder.ended:
             recorder.end("interrupted", **trainer.totals())
         raise
