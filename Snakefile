@@ -29,7 +29,7 @@ rule page:
         figures=expand(f"{plan.reports}/{{name}}.svg", name=plan.report_files("figure")),
     output: f"{plan.reports}/index.html"
     log: f"{plan.results}/logs/page.log"
-    params: results=plan.results
+    params: results=lambda wildcards: plan.results
     resources: machine=1
     conda: "envs/dslide.yaml"
     shell:
@@ -40,27 +40,27 @@ rule page:
 rule figure:
     message: "Figure {wildcards.name}"
     input: experiment=plan.file, records=[*plan.runs, *plan.composed], source="reports/{name}.py"
-    output: multiext(f"{plan.reports}/{{name}}", ".svg", ".png", ".json")
+    output: multiext(f"{plan.reports}/{{name}}", svg=".svg", png=".png", sidecar=".json")
     log: f"{plan.results}/logs/figures/{{name}}.log"
-    params: results=plan.results
+    params: results=lambda wildcards: plan.results
     resources: machine=1
     conda: "envs/dslide.yaml"
     shell:
         "python -m dslide.reporting figure {wildcards.name} --experiment {input.experiment}"
-        " --results {params.results} --out {output[0]} 2> {log}"
+        " --results {params.results} --out {output.svg} 2> {log}"
 
 
 rule table:
     message: "Table {wildcards.name}"
     input: experiment=plan.file, records=[*plan.runs, *plan.composed], source="reports/{name}.py"
-    output: multiext(f"{plan.results}/tables/{{name}}", ".csv", ".html")
+    output: multiext(f"{plan.results}/tables/{{name}}", csv=".csv", html=".html")
     log: f"{plan.results}/logs/tables/{{name}}.log"
-    params: results=plan.results
+    params: results=lambda wildcards: plan.results
     resources: machine=1
     conda: "envs/dslide.yaml"
     shell:
         "python -m dslide.reporting table {wildcards.name} --experiment {input.experiment}"
-        " --results {params.results} --out {output[0]} 2> {log}"
+        " --results {params.results} --out {output.csv} 2> {log}"
 
 
 rule compose:
@@ -77,7 +77,7 @@ rule compose:
 
 rule run:
     message: "{params.what}"
-    input: data=plan.data, trainer=ancient("build/trainer.built"), experiment=ancient(plan.file)
+    input: data=plan.data, trainer=plan.trainer, experiment=ancient(plan.file)
     output: f"{plan.results}/{{kind}}/{{system}}/{{cluster}}/seed-{{seed}}.done"
     log: f"{plan.results}/logs/{{kind}}/{{system}}/{{cluster}}/seed-{{seed}}.log"
     params:
@@ -99,9 +99,8 @@ rule run:
 
 rule trainer:
     message: "C++ trainer: compile what changed"
-    input: "CMakeLists.txt", plan.cpp
-    output: touch("build/trainer.built")
-    log: "build/trainer.log"
+    output: touch("build/trainer-{digest}.built")
+    log: "build/trainer-{digest}.log"
     resources: machine=1
     localrule: True
     conda: "envs/dslide.yaml"

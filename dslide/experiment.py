@@ -14,43 +14,48 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dslide.bench.spec import Cluster, RunSpec, resolve_cores
 from dslide.errors import UserError
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 Bandwidth = Annotated[str, Field(pattern=r"^[1-9][0-9]*(kbit|mbit|gbit)$")]
+OWN_SYSTEM = "dslide_sharded"  # in baselines/, like the rivals
 KINDS = ("runs", "paces", "checks", "sweep")
 PACE_EPOCHS = 1000.0  # a pace ends by its number of steps, never by its epochs
 
 
-class _Strict(BaseModel, extra="forbid", frozen=True):
+class _Strict(BaseModel):
     """Unknown keys are mistakes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Slice(_Strict):
     """A seeded part of a data set, for tests and first tries."""
 
     train: int = Field(ge=1, description="training points kept")
-    test: int = Field(ge=1, description="test points kept; those without a label of the kept training part drop out")
+    test: int = Field(ge=1, description="test points drawn; those without a known label drop out")
     seed: int = Field(0, ge=0)
 
 
 class ClusterConfig(_Strict):
-    """Where a run takes place: virtual nodes on this machine, or the nodes that Slurm or an MPI host file gives."""
+    """Where a run takes place: virtual nodes on this machine, or real ones of Slurm or an MPI host file."""
 
     nodes: int = Field(1, ge=1)
-    cores: int | Literal["auto"] = Field("auto", description="cores a node; auto: the machine's, divided by the nodes")
-    bandwidth: Bandwidth | None = Field(None, description="each node's link, such as 100mbit; none: not throttled")
+    cores: int | Literal["auto"] = Field(
+        "auto", description="a node's; auto: the machine's divided by the nodes"
+    )
+    bandwidth: Bandwidth | None = Field(None, description="each node's link: 100mbit; none: unthrottled")
     kind: Literal["virtual", "slurm", "hostfile"] = "virtual"
     hostfile: Path | None = Field(None, description="an MPI host file, for kind: hostfile")
-    oversubscribed: bool = Field(False, description="allow more cores than the machine has; the figure then says so")
+    oversubscribed: bool = Field(False, description="allow more cores than there are; figures say so")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.kind != "virtual" and (self.bandwidth or self.cores == "auto"):
-            raise ValueError(f"kind: {self.kind} uses real nodes: give `cores` as a number and no `bandwidth`")
+            raise ValueError(f"kind: {self.kind} uses real nodes: `cores` is a number there, no `bandwidth`")
         if (self.kind == "hostfile") != (self.hostfile is not None):
             raise ValueError("`hostfile` and `kind: hostfile` belong together")
         if self.nodes == 1 and self.bandwidth:
@@ -66,9 +71,9 @@ class Check(_Strict):
 
 
 class Composed(_Strict):
-    """How a system too slow for a throttled link is placed on it: its own curve at its own measured step times."""
+    """How a system too slow for a throttled link is placed on it: its own curve at measured step times."""
 
-    curve: Name = Field(description="the cluster (unthrottled, same nodes) whose complete run gives accuracy per step")
+    curve: Name = Field(description="an unthrottled cluster; its complete run gives accuracy per step")
     paces: list[Name] = Field(description="the throttled clusters on which steps are timed")
     pace_steps: int = Field(20, ge=1)
     check: Check | None = None
@@ -83,17 +88,17 @@ class System(_Strict):
     seeds: list[int] = Field(default_factory=lambda: [0], min_length=1)
     clusters: list[Name] = Field(default_factory=list)
     epochs: float = Field(gt=0)
-    budget_seconds: float = Field(gt=0, description="of training; at the next check the run ends as `timeout`")
-    batch_size: int | None = Field(None, ge=1, description="global; if the system's own search found a better one")
+    budget_seconds: float = Field(gt=0, description="of training; then the run ends as `timeout`")
+    batch_size: int | None = Field(None, ge=1, description="global; one that the system's search found")
     eval_epochs: list[float] | None = None
     target: float | None = Field(None, gt=0, lt=1, description="stop at the first evaluation with this P@1")
     composed: Composed | None = None
 
 
 class Sweep(_Strict):
-    """Step times at several numbers of uniform extra labels, on each cluster: where does a second node pay?"""
+    """Step times at several numbers of uniform extras, on each cluster: where does a second node pay?"""
 
-    system: Name = Field(description="an id of `systems`, whose settings it takes")
+    system: Name = Field(description="an id of `systems` that is dslide; its settings are taken")
     uniform_extras: list[int] = Field(min_length=1)
     clusters: list[Name] = Field(min_length=1)
     pace_steps: int = Field(40, ge=1)
@@ -115,7 +120,7 @@ class Experiment(_Strict):
     clusters: dict[Name, ClusterConfig]
     systems: dict[Name, System]
     sweep: Sweep | None = None
-    reports: list[str] | None = Field(None, description="files of reports/ to make, without .py; none: all of them")
+    reports: list[str] | None = Field(None, description="files of reports/ to make; none: all")
 
     @field_validator("targets", "eval_epochs")
     @classmethod
@@ -139,6 +144,8 @@ class Experiment(_Strict):
         if self.sweep is not None:
             if self.sweep.system not in self.systems:
                 raise ValueError(f"sweep.system: no system {self.sweep.system!r} in `systems`")
+            if self.systems[self.sweep.system].system != OWN_SYSTEM:
+                raise ValueError(f"sweep.system: {self.sweep.system} is not dslide (dslide_sharded)")
             for name in self.sweep.clusters:
                 cluster(name, "sweep.clusters")
         if self.baseline is not None and self.baseline not in self.systems:
@@ -149,7 +156,7 @@ class Experiment(_Strict):
     def _check_composed(key: str, system: System, cluster: Any) -> None:
         where, parts = f"systems.{key}.composed", system.composed
         assert parts is not None
-        if system.system == "dslide_sharded":
+        if system.system == OWN_SYSTEM:
             raise ValueError(f"{where}: dslide's own curve is measured, never composed")
         curve = cluster(parts.curve, f"{where}.curve")
         for name in [*parts.paces, *([parts.check.cluster] if parts.check else [])]:
@@ -259,7 +266,7 @@ def data_name(experiment: Experiment) -> str:
 
 
 def run_spec(experiment: Experiment, run_id: RunId, results: Path = Path("results")) -> RunSpec:
-    """The run's complete instruction; UserError if the experiment has no such run or the machine too few cores."""
+    """The run's complete instruction; UserError for an unknown run, or if the machine has too few cores."""
     if run_id not in run_ids(experiment):
         raise UserError(f"experiment {experiment.name} has no run {run_id}; `dslide race list` shows them")
     sweep = experiment.sweep if run_id.kind == "sweep" else None
@@ -274,7 +281,9 @@ def run_spec(experiment: Experiment, run_id: RunId, results: Path = Path("result
     timed, settings, epochs, label = None, dict(system.settings), system.epochs, system.label
     if sweep is not None:
         extras = int(run_id.system.removeprefix("extras-"))
-        timed, settings, label = sweep.pace_steps, settings | {"uniform_extras": extras}, f"{label}, {extras} extras"
+        overrides = settings.get("overrides", {}) | {"sampler.uniform_extras": extras}
+        timed, settings = sweep.pace_steps, settings | {"overrides": overrides}
+        label = f"{label}, {extras} extras"
     elif run_id.kind == "paces" and system.composed is not None:
         timed = system.composed.pace_steps
     elif run_id.kind == "checks" and system.composed is not None and system.composed.check is not None:
@@ -301,5 +310,5 @@ def run_spec(experiment: Experiment, run_id: RunId, results: Path = Path("result
 
 
 def schema() -> str:
-    """The JSON schema of an experiment file, for editors; config/schema.json is this text (tests hold it so)."""
+    """The JSON schema of an experiment file, for editors; config/schema.json is this text."""
     return json.dumps(Experiment.model_json_schema(), indent=1, sort_keys=True) + "\n"

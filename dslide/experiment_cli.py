@@ -23,7 +23,9 @@ def spec(
     experiment: File,
     run_id: Annotated[str, typer.Argument(help="For example runs/dslide/one/seed-0.")],
     out: Annotated[Path | None, typer.Option(help="The file to write; without it, standard output.")] = None,
-    granted: Annotated[int | None, typer.Option(help="Cores that the run may have; refused if it needs others.")] = None,
+    granted: Annotated[
+        int | None, typer.Option(help="Cores that it may have; refused if it needs others.")
+    ] = None,
 ) -> None:
     """Print the complete instruction of one run, which `dslide race run` takes."""
     from dslide.experiment import RunId, load_experiment, run_spec
@@ -34,8 +36,8 @@ def spec(
     needed = found.cluster.cores * (found.cluster.nodes if where.kind == "virtual" else 1)
     if granted is not None and granted != needed:
         raise UserError(
-            f"{run_id} needs {needed} cores and was granted {granted}: give Snakemake --cores all, or ask for fewer "
-            f"cores in {experiment}, key clusters.{RunId.parse(run_id).cluster}"
+            f"{run_id} needs {needed} cores and was granted {granted}: give Snakemake --cores all, "
+            f"or ask for fewer in {experiment}, key clusters.{RunId.parse(run_id).cluster}"
         )
     if out is None:
         print(found.dump(), end="")

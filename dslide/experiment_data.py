@@ -42,7 +42,9 @@ def _write_slice(name: str, part: Slice, folder: Path) -> None:
     features, feature_id = _numbered(train.x_indices, whole.num_features)
     num_labels, num_features = int(labels.sum()), int(features.sum())
     source = source_hash(whole=whole.hash, train=part.train, test=part.test, seed=part.seed)
-    with writing(folder, name=folder.name, source=source, num_features=num_features, num_labels=num_labels) as work:
+    with writing(
+        folder, name=folder.name, source=source, num_features=num_features, num_labels=num_labels
+    ) as work:
         for split, points in (("train", train), ("test", test)):
             x_indptr, x_kept = _kept(points.x_indptr, features[points.x_indices])
             y_indptr, y_kept = _kept(points.y_indptr, labels[points.y_indices])
@@ -66,5 +68,5 @@ def _numbered(used: NDArray[np.int32], total: int) -> tuple[NDArray[np.bool_], N
 
 
 def _kept(indptr: NDArray[np.int64], keep: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The row borders after dropping the entries that `keep` (bool [nnz]) does not mark, and the kept positions."""
+    """Row borders and positions of the entries that `keep` (bool [nnz]) marks."""
     return np.concatenate([[0], np.cumsum(keep)])[indptr].astype(np.int64), np.flatnonzero(keep)

@@ -1,4 +1,4 @@
-"""What the Snakefile asks about an experiment: stamps, threads, messages, and a digest that tells when a run is stale."""
+"""What the Snakefile asks about an experiment: stamps, threads, messages, and when a run is stale."""
 
 import ast
 import hashlib
@@ -10,6 +10,7 @@ from typing import Any
 from dslide.bench import systems
 from dslide.bench.spec import RunSpec
 from dslide.experiment import (
+    OWN_SYSTEM,
     RunId,
     composed_ids,
     composed_parts,
@@ -48,14 +49,15 @@ class Plan:
     @staticmethod
     def run_id(wildcards: Any) -> RunId:
         """The run of a rule's wildcards; rule compose has no `kind`."""
-        return RunId(getattr(wildcards, "kind", "composed"), wildcards.system, wildcards.cluster, int(wildcards.seed))
+        kind = getattr(wildcards, "kind", "composed")
+        return RunId(kind, wildcards.system, wildcards.cluster, int(wildcards.seed))
 
     def spec(self, wildcards: Any) -> RunSpec:
         """The run's spec."""
         return run_spec(self.experiment, self.run_id(wildcards))
 
     def real_nodes(self, wildcards: Any) -> int:
-        """MPI tasks to ask a cluster for: the nodes of a run on real nodes, else 1 (virtual nodes share a machine)."""
+        """MPI tasks to ask a scheduler for: a run's real nodes, or 1 (virtual nodes share a machine)."""
         where = self.experiment.clusters[wildcards.cluster]
         return where.nodes if where.kind == "slurm" else 1
 
@@ -73,9 +75,10 @@ class Plan:
         """One line for people: which system, where, which seed."""
         run_id = self.run_id(wildcards)
         where = self.experiment.clusters[run_id.cluster]
-        nodes = "1 node" if where.nodes == 1 else f"{where.nodes} nodes, {where.bandwidth or 'not throttled'}"
+        nodes = "1 node" if where.nodes == 1 else f"{where.nodes} nodes, {where.bandwidth or 'unthrottled'}"
         if run_id.kind == "composed":
-            return f"{self.experiment.systems[run_id.system].label} | composed for {nodes} | seed {run_id.seed}"
+            label = self.experiment.systems[run_id.system].label
+            return f"{label} | composed for {nodes} | seed {run_id.seed}"
         spec = self.spec(wildcards)
         length = f"{spec.epochs:g} epochs" if spec.pace_steps is None else f"{spec.pace_steps} timed steps"
         return f"{spec.label} | {nodes} | {length} | seed {spec.seed}"
@@ -87,22 +90,28 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @cached_property
+    def _cpp_digest(self) -> str:
+        sources = sorted((content_root() / "dslide" / "cpp").rglob("*.[chi]*"))
+        return code_digest([content_root() / "CMakeLists.txt", *sources])[:12]
+
+    @cached_property
     def _code(self) -> dict[str, str]:
         own = [content_root() / "dslide" / f"{name}.py" for name in _TRAINER]
-        own += sorted((content_root() / "dslide" / "cpp").rglob("*.[ch]pp"))
-        used = {system.system for system in self.experiment.systems.values()}
         shared = sorted((content_root() / "dslide" / "bench").glob("rivals_*.py"))
-        return {
-            name: code_digest([_system_file(name), *(own if name == "dslide_sharded" else shared)]) for name in used
-        }
+        digests = {}
+        for name in {system.system for system in self.experiment.systems.values()}:
+            digests[name] = code_digest([_system_file(name), *(own if name == OWN_SYSTEM else shared)])
+        digests[OWN_SYSTEM] = digests.get(OWN_SYSTEM, "") + self._cpp_digest
+        return digests
 
-    @property
-    def cpp(self) -> list[str]:
-        """Sources of the C++ core."""
-        return sorted(str(path) for path in Path("dslide/cpp").rglob("*") if path.is_file())
+    def trainer(self, wildcards: Any) -> list[str]:
+        """The stamp of the compiled trainer, named after its sources' digest; runs of rivals need none."""
+        return (
+            [f"build/trainer-{self._cpp_digest}.built"] if self.spec(wildcards).system == OWN_SYSTEM else []
+        )
 
     def report_files(self, kind: str) -> list[str]:
-        """Names of the files in reports/ that make a `figure` or a `table`, of those that the experiment wants."""
+        """Names of the files in reports/ that make a `figure` or a `table`, of those wanted."""
         wanted = self.experiment.reports
         found = [
             path.stem
@@ -118,7 +127,7 @@ def _system_file(name: str) -> Path:
 
 
 def code_digest(files: list[Path]) -> str:
-    """A digest of source files that comments, docstrings and formatting do not change; missing files are left out."""
+    """A digest of source files that comments, docstrings and formatting do not change."""
     digest = hashlib.sha256()
     for path in files:
         if path.is_file():
@@ -132,6 +141,6 @@ def _essence(path: Path) -> str:
         return re.sub(r"\s+", " ", re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL))
     tree = ast.parse(text)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
             node.body = node.body[1:]
     return ast.dump(tree)

@@ -1,4 +1,4 @@
-"""A real Slurm on this machine, without systemd: munged, slurmctld and one slurmd a node, gone when the block ends."""
+"""A real Slurm on this machine, without systemd: munged, slurmctld and a slurmd a node, for a test."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "srun", "sinfo", "munged", "munge", "unmunge", "setpriv", "unshare")
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "srun", "munged", "munge", "setpriv", "unshare")
 PMIX = Path("/usr/lib/x86_64-linux-gnu/pmix2/lib/libpmix.so")
 
 CONFIG = """\
@@ -43,7 +43,7 @@ SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 DefMemPerCPU=500
 AccountingStorageType=accounting_storage/none
-NodeName=node[1-{nodes}] NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] CPUs=4 CoresPerSocket=4 RealMemory=8000 State=UNKNOWN
+NodeName=node[1-{nodes}] NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] CPUs=4 RealMemory=8000
 PartitionName=debug Nodes=ALL Default=YES MaxTime=60 DefaultTime=5 State=UP
 """
 
@@ -88,10 +88,11 @@ def _succeeds(command: str, environment: dict[str, str]) -> bool:
 
 @contextlib.contextmanager
 def slurm(nodes: int = 2) -> Iterator[dict[str, str]]:
-    """Yields an environment in which sbatch and the like talk to a Slurm of `nodes` nodes called node1, node2, ..."""
+    """Yields an environment in which sbatch talks to a Slurm of `nodes` nodes called node1, node2, ..."""
     folder = Path(tempfile.mkdtemp(prefix="dslide-slurm-", dir="/var/tmp"))
     folder.chmod(0o755)
-    for name in ("ctld", "log", "munge", *(f"{kind}-node{n + 1}" for kind in ("spool", "tmp") for n in range(nodes))):
+    of_nodes = [f"{kind}-node{n + 1}" for kind in ("spool", "tmp") for n in range(nodes)]
+    for name in ("ctld", "log", "munge", *of_nodes):
         (folder / name).mkdir()
     first = _free_ports(nodes + 1)
     config = folder / "slurm.conf"
@@ -108,7 +109,8 @@ def slurm(nodes: int = 2) -> Iterator[dict[str, str]]:
 
     def start(*command: str) -> None:
         log = (folder / "log" / f"{Path(command[0]).name}-{len(daemons)}.out").open("wb")
-        daemons.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True))
+        daemon = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        daemons.append(daemon)
 
     made_link = not PMIX.exists() and PMIX.parent.is_dir()
     try:
@@ -119,15 +121,23 @@ def slurm(nodes: int = 2) -> Iterator[dict[str, str]]:
         key.chmod(0o400)
         for path in (key.parent, key):
             shutil.chown(path, "munge", "munge")
-        start("setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", "munged", "-F", f"--key-file={key}",
-              f"--socket={folder}/munge/socket", f"--pid-file={folder}/munge/pid", f"--seed-file={folder}/munge/seed",
-              f"--log-file={folder}/munge/log")  # fmt: skip
+        files = {
+            "key-file": "key",
+            "socket": "socket",
+            "pid-file": "pid",
+            "seed-file": "seed",
+            "log-file": "log",
+        }
+        options = [f"--{option}={folder / 'munge' / file}" for option, file in files.items()]
+        start("setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", "munged", "-F", *options)
         key.parent.chmod(0o755)
         socket_file = f"{folder}/munge/socket"
-        _until("munge", lambda: _succeeds(f"munge -S {socket_file} -n | unmunge -S {socket_file}", environment))
+        _until(
+            "munge", lambda: _succeeds(f"munge -S {socket_file} -n | unmunge -S {socket_file}", environment)
+        )
         start("slurmctld", "-D", "-c")
         for n in range(nodes):
-            # Each node has its own name, shared memory and hosts file; they share everything else with this machine.
+            # A node has its own name, shared memory and hosts file; the rest is this machine's.
             script = (
                 f"hostname node{n + 1}; mount --bind {hosts} /etc/hosts; "
                 f"mount -t tmpfs -o size=512m shm /dev/shm; exec slurmd -D -N node{n + 1}"
@@ -136,10 +146,11 @@ def slurm(nodes: int = 2) -> Iterator[dict[str, str]]:
         _until("idle nodes", lambda: _idle(environment) == nodes)
         yield environment
     except RuntimeError as error:
-        logs = "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in sorted((folder / "log").iterdir()))
+        outputs = sorted((folder / "log").iterdir())
+        logs = "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in outputs)
         raise RuntimeError(f"{error}\n{logs}") from error
     finally:
-        subprocess.run(["scancel", "--user=root"], env=environment, capture_output=True, timeout=20, check=False)
+        _succeeds("timeout 20 scancel --user=root", environment)
         for daemon in reversed(daemons):
             daemon.terminate()
             try:
