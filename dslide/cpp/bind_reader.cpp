@@ -1,5 +1,61 @@
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+
+#include <memory>
+#include <optional>
 
 #include "reader.hpp"
 
-void bind_reader(pybind11::module_& module) { (void)module; }
+namespace py = pybind11;
+
+namespace {
+
+// Hands a vector over to numpy without a copy.
+template <class T>
+py::array_t<T> array(std::vector<T>&& values) {
+  auto owner = std::make_unique<std::vector<T>>(std::move(values));
+  const auto size = static_cast<py::ssize_t>(owner->size());
+  T* data = owner->data();
+  py::capsule free(owner.release(), [](void* pointer) { delete static_cast<std::vector<T>*>(pointer); });
+  return py::array_t<T>(size, data, free);
+}
+
+py::object parse_xc(dslide::Pool& pool, const py::buffer& buffer, std::int64_t features, std::int64_t labels,
+                    std::int64_t index_base) {
+  const py::buffer_info info = buffer.request();
+  if (info.itemsize != 1 || info.ndim != 1 || info.strides[0] != 1) {
+    throw py::value_error("parse_xc: expected contiguous bytes");
+  }
+  const std::string_view text(static_cast<const char*>(info.ptr), static_cast<std::size_t>(info.size));
+  dslide::XcPoints points;
+  std::optional<dslide::XcError> error;
+  {
+    const py::gil_scoped_release release;
+    try {
+      points = dslide::parse_xc(pool, text, {features, labels, index_base});
+    } catch (const dslide::XcError& e) {
+      error = e;
+    }
+  }
+  if (error) return py::make_tuple(error->line, error->column, error->what());
+  py::dict result;
+  result["x_lengths"] = array(std::move(points.x_lengths));
+  result["x_indices"] = array(std::move(points.x_indices));
+  result["x_values"] = array(std::move(points.x_values));
+  result["y_lengths"] = array(std::move(points.y_lengths));
+  result["y_indices"] = array(std::move(points.y_indices));
+  result["unsorted"] = points.unsorted;
+  result["duplicates"] = points.duplicates;
+  result["blank_tail"] = points.blank_tail;
+  return std::move(result);
+}
+
+}  // namespace
+
+void bind_reader(py::module_& module) {
+  module.def("parse_xc", &parse_xc, py::arg("pool"), py::arg("text"), py::arg("features"), py::arg("labels"),
+             py::arg("index_base") = 0,
+             "Parses lines of the XC format. Returns a dict of arrays (x_lengths int64, x_indices int32, x_values\n"
+             "float32, y_lengths int64, y_indices int32) and counts (unsorted, duplicates, blank_tail), or a tuple\n"
+             "(line from 0, column from 1, reason) for the first line that isn't in the format.");
+}

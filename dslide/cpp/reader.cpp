@@ -1,3 +1,242 @@
 #include "reader.hpp"
 
-namespace dslide {}
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+namespace dslide {
+namespace {
+
+struct Feature {
+  std::int32_t id;
+  float value;
+};
+
+bool is_space(char c) { return c == ' ' || c == '\t'; }
+
+// One part of the text: the points up to its end or up to its first bad line.
+class Parser {
+ public:
+  Parser(std::string_view text, const XcLimits& limits) : text_(text), limits_(limits) {}
+
+  void run() {
+    try {
+      for (std::size_t begin = 0; begin < text_.size(); ++lines) {
+        const std::size_t newline = std::min(text_.find('\n', begin), text_.size());
+        std::size_t end = newline;
+        if (end > begin && text_[end - 1] == '\r') --end;
+        points.blank_tail = end == begin ? points.blank_tail + 1 : 0;
+        line(text_.data() + begin, text_.data() + end);
+        begin = newline + 1;
+      }
+    } catch (const XcError& e) {
+      error = e;
+    }
+  }
+
+  XcPoints points;
+  std::int64_t lines = 0;
+  std::optional<XcError> error;
+
+ private:
+  [[noreturn]] void fail(const char* where, const std::string& reason) const {
+    throw XcError(lines, where - begin_ + 1, reason);
+  }
+
+  // The word at `where`, for a message.
+  std::string word(const char* where) const {
+    const char* end = where;
+    while (end < end_ && !is_space(*end) && end - where < 40) ++end;
+    std::string shown = "'";
+    for (const char* c = where; c < end; ++c) shown += *c >= 0x20 && *c < 0x7f ? *c : '?';
+    return shown + "'";
+  }
+
+  void skip_spaces() {
+    while (at_ < end_ && is_space(*at_)) ++at_;
+  }
+
+  void line(const char* begin, const char* end) {
+    begin_ = at_ = begin;
+    end_ = end;
+    features_.clear();
+    labels_.clear();
+    if (at_ < end_ && !is_space(*at_) && !first_word_is_feature()) read_labels();
+    for (skip_spaces(); at_ < end_; skip_spaces()) read_feature();
+    store();
+  }
+
+  bool first_word_is_feature() const {
+    const char* c = at_;
+    while (c < end_ && !is_space(*c) && *c != ',' && *c != ':') ++c;
+    return c < end_ && *c == ':';
+  }
+
+  void read_labels() {
+    while (true) {
+      const char* start = at_;
+      labels_.push_back(read_label());
+      if (at_ == end_ || is_space(*at_)) return;
+      if (*at_ == ':') fail(start, "a label was expected after ',', found the feature " + word(start));
+      if (*at_ != ',') fail(start, "label " + word(start) + " isn't a number");
+      const char* comma = at_++;
+      skip_spaces();
+      if (at_ == end_) fail(comma, "the labels end with ','");
+    }
+  }
+
+  std::int32_t read_label() {
+    const char* start = at_;
+    std::int64_t id = read_integer("label");
+    if (at_ < end_ && (*at_ == '.' || *at_ == 'e' || *at_ == 'E')) {  // written as a float
+      double value = 0;
+      const auto [stop, status] = std::from_chars(start, end_, value);
+      if (status != std::errc() || value != std::floor(value)) {
+        fail(start, "label " + word(start) + " isn't a whole number");
+      }
+      at_ = stop;
+      id = std::abs(value) < 1e15 ? static_cast<std::int64_t>(value) : std::numeric_limits<std::int64_t>::max();
+    }
+    return in_range(start, "label", id, limits_.labels);
+  }
+
+  std::int64_t read_integer(const char* kind) {
+    std::int64_t id = 0;
+    const auto [stop, status] = std::from_chars(at_, end_, id);
+    if (status == std::errc::invalid_argument) fail(at_, std::string(kind) + " " + word(at_) + " isn't a number");
+    if (status == std::errc::result_out_of_range) id = *at_ == '-' ? -1 : std::numeric_limits<std::int64_t>::max();
+    at_ = stop;
+    return id;
+  }
+
+  std::int32_t in_range(const char* start, const char* kind, std::int64_t id, std::int64_t limit) const {
+    const std::int64_t first = limits_.index_base;
+    if (id < first || id - first >= limit) {
+      fail(start, std::string(kind) + " " + word(start) + " lies outside " + std::to_string(first) + ".." +
+                      std::to_string(limit - 1 + first));
+    }
+    return static_cast<std::int32_t>(id - first);
+  }
+
+  void read_feature() {
+    const char* start = at_;
+    const std::int64_t id = read_integer("feature");
+    if (at_ == end_ || *at_ != ':') fail(start, "expected feature:value, found " + word(start));
+    const std::int32_t index = in_range(start, "feature", id, limits_.features);
+    ++at_;
+    const float value = read_value(start);
+    if (at_ < end_ && !is_space(*at_)) fail(start, "the value of " + word(start) + " isn't a number");
+    features_.push_back({index, value});
+  }
+
+  float read_value(const char* start) {
+    if (at_ < end_ && *at_ == '+' && at_ + 1 < end_ && at_[1] != '-') ++at_;
+    float value = 0;
+    const auto [stop, status] = std::from_chars(at_, end_, value);
+    if (status == std::errc::invalid_argument) fail(start, "the value of " + word(start) + " isn't a number");
+    if (status == std::errc::result_out_of_range) value = out_of_range(stop);
+    if (!std::isfinite(value)) fail(start, "the value of " + word(start) + " isn't finite in float32");
+    at_ = stop;
+    return value;
+  }
+
+  // Too near to 0 or too far from it for float32: what is left of it, or infinity.
+  float out_of_range(const char* stop) const {
+    double value = 0;
+    if (std::from_chars(at_, stop, value).ec == std::errc()) return static_cast<float>(value);
+    // Even for float64, so the exponent is huge (or there are hundreds of digits): its sign decides.
+    const std::string_view digits(at_, static_cast<std::size_t>(stop - at_));
+    const std::size_t exponent = digits.find_first_of("eE");
+    const bool tiny = exponent == std::string_view::npos ? digits.find("0.") <= 1 : digits[exponent + 1] == '-';
+    return tiny ? 0.0F : std::numeric_limits<float>::infinity();
+  }
+
+  void store() {
+    const auto by_id = [](const Feature& a, const Feature& b) { return a.id < b.id; };
+    const bool sorted =
+        std::is_sorted(features_.begin(), features_.end(), by_id) && std::is_sorted(labels_.begin(), labels_.end());
+    if (!sorted) {
+      std::stable_sort(features_.begin(), features_.end(), by_id);
+      std::sort(labels_.begin(), labels_.end());
+      ++points.unsorted;
+    }
+    std::int64_t count = 0;
+    for (std::size_t i = 0; i < features_.size(); ++count) {
+      double sum = 0;
+      const std::size_t first = i;
+      for (; i < features_.size() && features_[i].id == features_[first].id; ++i) sum += features_[i].value;
+      points.duplicates += static_cast<std::int64_t>(i - first) - 1;
+      const float value = static_cast<float>(sum);
+      if (!std::isfinite(value)) fail(begin_, "the values of a repeated feature add up to more than float32 holds");
+      points.x_indices.push_back(features_[first].id);
+      points.x_values.push_back(value);
+    }
+    points.x_lengths.push_back(count);
+    const auto unique_end = std::unique(labels_.begin(), labels_.end());
+    points.duplicates += labels_.end() - unique_end;
+    points.y_indices.insert(points.y_indices.end(), labels_.begin(), unique_end);
+    points.y_lengths.push_back(unique_end - labels_.begin());
+  }
+
+  const std::string_view text_;
+  const XcLimits& limits_;
+  const char* begin_ = nullptr;  // of the line
+  const char* at_ = nullptr;
+  const char* end_ = nullptr;
+  std::vector<Feature> features_;
+  std::vector<std::int32_t> labels_;
+};
+
+// Cuts the text into about equal parts that end after a newline; parts may be empty.
+std::vector<std::string_view> cut(std::string_view text, std::size_t parts) {
+  std::vector<std::string_view> result;
+  std::size_t begin = 0;
+  for (std::size_t i = 1; i <= parts; ++i) {
+    std::size_t end = text.size();
+    if (i < parts) {
+      const std::size_t newline = text.find('\n', std::max(begin, text.size() / parts * i));
+      if (newline != std::string_view::npos) end = newline + 1;
+    }
+    result.push_back(text.substr(begin, end - begin));
+    begin = end;
+  }
+  return result;
+}
+
+template <class T>
+void append(std::vector<T>& to, const std::vector<T>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+}  // namespace
+
+XcPoints parse_xc(Pool& pool, std::string_view text, const XcLimits& limits) {
+  const auto parts = cut(text, static_cast<std::size_t>(pool.threads()));
+  std::vector<Parser> parsers;
+  parsers.reserve(parts.size());
+  for (const auto part : parts) parsers.emplace_back(part, limits);
+  pool.run([&](int thread) { parsers[static_cast<std::size_t>(thread)].run(); });
+
+  XcPoints all = std::move(parsers[0].points);
+  std::int64_t lines = 0;
+  for (std::size_t i = 0; i < parsers.size(); ++i) {
+    const Parser& parser = parsers[i];
+    if (parser.error) throw XcError(lines + parser.error->line, parser.error->column, parser.error->what());
+    lines += parser.lines;
+    if (i == 0) continue;
+    append(all.x_lengths, parser.points.x_lengths);
+    append(all.x_indices, parser.points.x_indices);
+    append(all.x_values, parser.points.x_values);
+    append(all.y_lengths, parser.points.y_lengths);
+    append(all.y_indices, parser.points.y_indices);
+    all.unsorted += parser.points.unsorted;
+    all.duplicates += parser.points.duplicates;
+    const bool only_blanks = parser.points.blank_tail == parser.lines;
+    all.blank_tail = parser.points.blank_tail + (only_blanks ? all.blank_tail : 0);
+  }
+  return all;
+}
+
+}  // namespace dslide

@@ -1,4 +1,4 @@
-"""The catalogue: one entry a data set, from `datasets/catalogue.yaml` and the file DSLIDE_CATALOGUE, if set."""
+"""The catalogue: one entry a data set, from `datasets/catalogue.yaml` and, if set, DSLIDE_CATALOGUE."""
 
 import os
 from pathlib import Path

@@ -128,54 +128,63 @@ def source_hash(**parts: Any) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+@dataclass
+class Work:
+    """A set in the making: its folder, and the sizes, which may be set as late as they are known."""
+
+    folder: Path
+    num_features: int = 0
+    num_labels: int = 0
+
+
 @contextmanager
 def writing(
     folder: Path,
     *,
     name: str,
     source: str,
-    num_features: int,
-    num_labels: int,
     labels: list[str] | None = None,
     features: list[str] | None = None,
     expected: Mapping[str, int] | None = None,
-) -> Iterator[Path]:
-    """Yields a work folder for `train/` and `test/`; completed with names and meta.json, it becomes `folder`.
+) -> Iterator[Work]:
+    """Yields a work folder with `train/` and `test/` to fill; completed with meta.json it becomes `folder`.
 
     Nothing appears at `folder` unless the block ends well, the arrays are consistent, and the sizes are
     `expected` (train and test points, features, labels).
     """
-    with atomic_dir(folder) as work:
+    with atomic_dir(folder) as place:
         for split in SPLITS:
-            (work / split).mkdir()
+            (place / split).mkdir()
+        work = Work(place)
         yield work
         for file, names in (("labels.txt", labels), ("features.txt", features)):
             if names is not None:
-                (work / file).write_text("".join(f"{entry}\n" for entry in names), encoding="utf8")
+                (place / file).write_text("".join(f"{entry}\n" for entry in names), encoding="utf8")
+        sizes = (work.num_features, work.num_labels)
         splits = {}
         for split in SPLITS:
-            points = _open(work, split, num_features, num_labels)
+            points = _open(place, split, *sizes)
             check(points, f"{folder}/{split}")
-            splits[split] = {
-                "points": len(points),
-                "nnz": len(points.x_indices),
-                "label_nnz": len(points.y_indices),
-            }
+            splits[split] = _sizes(points)
         if expected is not None:
-            _expect(name, expected, splits, num_features, num_labels)
-        files = sorted(str(p.relative_to(work)) for p in work.rglob("*") if p.is_file())
-        checksums = {file: file_sha256(work / file) for file in files}
+            _expect(name, expected, splits, *sizes)
+        files = sorted(str(p.relative_to(place)) for p in place.rglob("*") if p.is_file())
+        checksums = {file: file_sha256(place / file) for file in files}
         meta = {
             "format_version": FORMAT_VERSION,
             "name": name,
-            "hash": array_hash(checksums, num_features, num_labels),
+            "hash": array_hash(checksums, *sizes),
             "source_hash": source,
-            "num_features": num_features,
-            "num_labels": num_labels,
+            "num_features": work.num_features,
+            "num_labels": work.num_labels,
             "splits": splits,
             "checksums": checksums,
         }
-        (work / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+        (place / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+
+
+def _sizes(points: Points) -> dict[str, int]:
+    return {"points": len(points), "nnz": len(points.x_indices), "label_nnz": len(points.y_indices)}
 
 
 def _expect(
@@ -188,10 +197,42 @@ def _expect(
         raise UserError(f"{name}: {'; '.join(wrong)}: not the data set that the catalogue describes")
 
 
+class ArrayWriter:
+    """A one-dimensional `.npy` file that grows: `append` as often as needed, then `close`.
+
+    Writes its own header of 128 bytes, so that files (and their checksums) don't depend on numpy's version.
+    """
+
+    def __init__(self, path: Path, dtype: type) -> None:
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.length = 0
+        self._file = path.open("wb")
+        self._file.write(b" " * 128)
+
+    def append(self, values: NDArray) -> None:
+        self._file.write(np.ascontiguousarray(values, self.dtype).data)
+        self.length += len(values)
+
+    def close(self) -> None:
+        header = f"{{'descr': '{self.dtype.str}', 'fortran_order': False, 'shape': ({self.length},), }}"
+        self._file.seek(0)
+        self._file.write(
+            b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + header.ljust(117).encode() + b"\n"
+        )
+        self._file.close()
+
+
+def write_array(path: Path, values: NDArray) -> None:
+    """Writes a whole array the way that ArrayWriter does."""
+    writer = ArrayWriter(path, values.dtype.type)
+    writer.append(values)
+    writer.close()
+
+
 def write_points(folder: Path, points: Points) -> None:
     """Writes the five arrays of a split into `folder`."""
     for name, dtype in ARRAYS.items():
-        np.save(folder / f"{name}.npy", np.ascontiguousarray(getattr(points, name), dtype))
+        write_array(folder / f"{name}.npy", np.asarray(getattr(points, name), dtype))
 
 
 def array_hash(checksums: Mapping[str, str], num_features: int, num_labels: int) -> str:
@@ -202,20 +243,28 @@ def array_hash(checksums: Mapping[str, str], num_features: int, num_labels: int)
 
 
 def check(points: Points, where: str) -> None:
-    """UserError unless the arrays are what this module promises."""
+    """UserError unless the arrays are what this module promises; reads them in slices of bounded size."""
+    if len(points.x_indptr) != len(points.y_indptr) or len(points.x_values) != len(points.x_indices):
+        raise UserError(f"{where}: arrays of different lengths")
     for axis, limit in (("x", points.num_features), ("y", points.num_labels)):
         indptr, indices = getattr(points, f"{axis}_indptr"), getattr(points, f"{axis}_indices")
         if indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
             raise UserError(f"{where}: {axis}_indptr doesn't fit {axis}_indices")
-        if len(indices) and (indices.min() < 0 or indices.max() >= limit):
-            raise UserError(f"{where}: {axis}_indices outside 0..{limit - 1}")
-        ascends = np.diff(indices) > 0
-        starts = indptr[1:-1]
-        ascends[starts[(starts > 0) & (starts < len(indices))] - 1] = True
-        if not ascends.all():
-            raise UserError(f"{where}: {axis}_indices don't ascend within a row")
-    if len(points.x_indptr) != len(points.y_indptr) or len(points.x_values) != len(points.x_indices):
-        raise UserError(f"{where}: arrays of different lengths")
+        for begin in range(0, len(points), _CHECK_ROWS):
+            rows = indptr[begin : begin + _CHECK_ROWS + 1]
+            part = indices[rows[0] : rows[-1]]
+            if not len(part):
+                continue
+            if part.min() < 0 or part.max() >= limit:
+                raise UserError(f"{where}: {axis}_indices outside 0..{limit - 1}")
+            ascends = np.diff(part) > 0
+            starts = rows[1:-1] - rows[0]
+            ascends[starts[(starts > 0) & (starts < len(part))] - 1] = True
+            if not ascends.all():
+                raise UserError(f"{where}: {axis}_indices don't ascend within a row")
+
+
+_CHECK_ROWS = 1 << 18
 
 
 def read_meta(folder: Path) -> dict[str, Any] | None:
@@ -245,7 +294,7 @@ def open_points(folder: Path, split: str, meta: Mapping[str, Any]) -> Points:
     """Maps the arrays of a split; UserError if a file is missing, cut or not as long as meta.json says."""
     points = _open(folder, split, meta["num_features"], meta["num_labels"])
     promised = meta["splits"][split]
-    found = {"points": len(points), "nnz": len(points.x_indices), "label_nnz": len(points.y_indices)}
+    found = _sizes(points)
     if found != promised:
         raise UserError(f"{folder / split}: {found}, but meta.json says {promised}; prepare the set again")
     return points
@@ -265,7 +314,7 @@ def open_array(path: Path, dtype: type) -> NDArray:
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """Recomputes every checksum and checks the arrays; returns meta.json, UserError at the first difference."""
+    """Recomputes every checksum and checks the arrays; returns meta.json, UserError if anything differs."""
     meta = read_meta(folder)
     if meta is None:
         raise UserError(f"{folder}: no meta.json, so not a prepared set")

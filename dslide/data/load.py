@@ -1,8 +1,8 @@
 """Data sets for everyone: `load`, `prepare`, `from_files`, the validation split and the order of batches."""
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dslide.data import bags, format
 from dslide.data.catalogue import Entry, catalogue, entry, prepared_folder
+from dslide.data.convert import CONVERT_VERSION, Layout, Text, convert
 from dslide.data.format import Points
 from dslide.errors import UserError
 
@@ -107,6 +108,50 @@ def prepare(name: str) -> Path:
     raise UserError(f"{name}: downloading isn't built yet")
 
 
+def from_files(
+    train: str | Path,
+    test: str | Path | None = None,
+    *,
+    layout: Layout | None = None,
+    threads: int | None = None,
+) -> Dataset:
+    """Opens XC text files, converted once into a cache that notices when their content changes.
+
+    UserError with file, line and column if a file isn't in the format (dslide.data.convert).
+    """
+    texts = [Text(Path(train)), *([Text(Path(test))] if test is not None else [])]
+    source = files_source_hash(texts, layout or Layout())
+    folder = prepared_folder(f"files-{source[:24]}")
+    with format.locked(folder):
+        if not is_current(folder, source):
+            convert(
+                folder,
+                texts[0],
+                texts[1] if len(texts) > 1 else None,
+                name=Path(train).name,
+                source=source,
+                layout=layout,
+                threads=threads,
+            )
+    return open_prepared(folder)
+
+
+def files_source_hash(texts: Sequence[Text], layout: Layout) -> str:
+    """Source hash of converted files: their content and how it is read."""
+    contents = []
+    for text in texts:
+        try:
+            contents.append(format.file_sha256(text.path))
+        except OSError as error:
+            raise UserError(f"{text.path}: {error.strerror}") from None
+    return format.source_hash(
+        files=contents,
+        members=[text.member or text.path.suffix for text in texts],
+        layout=asdict(layout),
+        version=CONVERT_VERSION,
+    )
+
+
 def _prepare_bags(row: Entry, path: Path) -> Path:
     if not path.is_file():
         raise UserError(f"{path}: the embedded data set is missing; reinstall, or restore the file")
@@ -120,16 +165,16 @@ def _prepare_bags(row: Entry, path: Path) -> Path:
                 row.prepared,
                 name=row.name,
                 source=source,
-                num_features=content.num_features,
-                num_labels=content.num_labels,
                 labels=content.names("labels"),
                 features=content.names("features"),
                 expected=row.expected.model_dump(),
             ) as work:
+                work.num_features, work.num_labels = content.num_features, content.num_labels
                 for split in format.SPLITS:
-                    format.write_points(work / split, content.points(split))
+                    format.write_points(work.folder / split, content.points(split))
                 if "train_groups" in content.arrays:
-                    np.save(work / "train" / "groups.npy", content.arrays["train_groups"])
+                    groups = content.arrays["train_groups"]
+                    format.write_array(work.folder / "train" / "groups.npy", groups)
     return row.prepared
 
 

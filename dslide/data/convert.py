@@ -1,0 +1,254 @@
+"""From XC text to the prepared format: streamed, parsed natively by all cores, strict.
+
+A file is `points features labels` in its first line, then one line a point: `l1,l2,... f:v f:v ...`.
+What is accepted beyond that, and what becomes of it:
+
+- `\\r\\n`, tabs, repeated spaces, spaces after the commas between labels; a byte order mark is skipped;
+- no labels (the line begins with a space or a feature) or no features: the point is kept;
+- labels written as whole floats (`12.0`), values in any notation, values that float32 rounds to 0;
+- unsorted ids are sorted, repeated features added up, repeated labels kept once;
+- empty lines beyond the number of points (without a header: at the end) are ignored.
+
+Ids start at 0 unless `index_base=1`. A file without a header needs `header=False` and an explicit index base.
+Anything else is an error that names file, line and column: ids below 0 or beyond the header, values that
+aren't finite, a header that counts other lines than follow, train and test of different sizes.
+"""
+
+import bz2
+import gzip
+import logging
+import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from dslide.data import format
+from dslide.data.progress import Progress, progress
+from dslide.errors import UserError
+
+# Part of the source hash: change it when the same text becomes other arrays.
+CONVERT_VERSION = 1
+
+_BLOCK = 32 << 20  # bytes of text in memory at a time
+_MAX_ID = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text file, plain or compressed (.gz, .bz2), or a member of a zip archive."""
+
+    path: Path
+    member: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}/{self.member}" if self.member else str(self.path)
+
+    @contextmanager
+    def open(self) -> Iterator[tuple[BinaryIO, int]]:
+        """The content as a stream, and its size in bytes (0: unknown); UserError if it can't be read."""
+        with ExitStack() as stack:
+            try:
+                if self.member:
+                    archive = stack.enter_context(zipfile.ZipFile(self.path))
+                    file = cast(BinaryIO, stack.enter_context(archive.open(self.member)))
+                    size = archive.getinfo(self.member).file_size
+                elif self.path.suffix in (".gz", ".bz2"):
+                    opener = gzip.open if self.path.suffix == ".gz" else bz2.open
+                    file, size = cast(BinaryIO, stack.enter_context(opener(self.path))), 0
+                else:
+                    file = stack.enter_context(self.path.open("rb"))
+                    size = os.fstat(file.fileno()).st_size
+            except KeyError:
+                names = ", ".join(archive.namelist()[:8])
+                raise UserError(f"{self.path}: has no {self.member}; it contains {names}") from None
+            except zipfile.BadZipFile as error:
+                raise UserError(f"{self.path}: not a readable zip archive ({error})") from None
+            except OSError as error:
+                raise UserError(f"{self.path}: {error.strerror}") from None
+            yield file, size
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a text is to be read. Without a header, `features` and `labels` may give the sizes."""
+
+    header: bool = True
+    index_base: int | None = None
+    features: int | None = None
+    labels: int | None = None
+
+    def check(self) -> None:
+        if self.index_base not in (None, 0, 1):
+            raise UserError(f"index base {self.index_base}: must be 0 or 1")
+        if not self.header and self.index_base is None:
+            raise UserError(
+                "a file without a header needs an index base: --index-base 0 if ids start at 0, otherwise 1"
+            )
+        if self.header and (self.features, self.labels) != (None, None):
+            raise UserError(
+                "the numbers of features and labels come from the header; give them without one only"
+            )
+        for kind, size in (("features", self.features), ("labels", self.labels)):
+            if size is not None and not 0 <= size <= _MAX_ID:
+                raise UserError(f"number of {kind} {size}: must be in 0..{_MAX_ID}")
+
+
+def convert(
+    folder: Path,
+    train: Text,
+    test: Text | None,
+    *,
+    name: str,
+    source: str,
+    layout: Layout | None = None,
+    label_names: list[str] | None = None,
+    expected: dict[str, int] | None = None,
+    threads: int | None = None,
+) -> None:
+    """Converts `train` and `test` into the prepared folder `folder`, which appears when all is well.
+
+    `source` is the source hash to record. UserError as described at the top of this file.
+    """
+    layout = layout or Layout()
+    layout.check()
+    with (
+        format.writing(folder, name=name, source=source, labels=label_names, expected=expected) as work,
+        progress() as bar,
+    ):
+        sizes = []
+        for split, text in zip(format.SPLITS, (train, test), strict=True):
+            if text is not None:
+                sizes.append((text, *_convert_split(text, work.folder / split, layout, threads, bar)))
+        if layout.header and len({size[1:] for size in sizes}) > 1:
+            shown = " but ".join(f"{text}: {d} features and {n} labels" for text, d, n in sizes)
+            raise UserError(f"{shown}; train and test must have the same")
+        work.num_features = max(size[1] for size in sizes)
+        work.num_labels = max(size[2] for size in sizes)
+        if label_names is not None and len(label_names) != work.num_labels:
+            raise UserError(f"{len(label_names)} label names for {work.num_labels} labels")
+        if test is None:
+            format.write_points(work.folder / "test", format.empty(work.num_features, work.num_labels))
+
+
+def _convert_split(
+    text: Text, folder: Path, layout: Layout, threads: int | None, bar: Progress
+) -> tuple[int, int]:
+    """Writes one split; returns the number of features and labels."""
+    import dslide._core as _core
+
+    pool = _core.Pool(threads or len(os.sched_getaffinity(0)))
+    writers = {key: format.ArrayWriter(folder / f"{key}.npy", dtype) for key, dtype in format.ARRAYS.items()}
+    base = layout.index_base or 0
+    with text.open() as (file, size), bar.task(f"{text.member or text.path.name}", size) as advance:
+        blocks = _blocks(text, file)
+        first, line = next(blocks, b""), 0
+        if layout.header:
+            promised, features, labels, first = _read_header(text, first)
+            line = 1
+        else:
+            promised = None
+            features = _MAX_ID if layout.features is None else layout.features
+            labels = _MAX_ID if layout.labels is None else layout.labels
+        ends = {"x": 0, "y": 0}
+        top = {"x": -1, "y": -1}
+        points = blank = 0
+        unsorted = duplicates = 0
+
+        def store(lengths: dict[str, np.ndarray]) -> None:
+            for axis, values in lengths.items():
+                writers[f"{axis}_indptr"].append(ends[axis] + np.cumsum(values))
+                ends[axis] += int(values.sum())
+
+        for axis in "xy":
+            writers[f"{axis}_indptr"].append(np.zeros(1, np.int64))
+        for block in _chain(first, blocks):
+            parsed = _core.parse_xc(pool, block, features, labels, base)
+            if isinstance(parsed, tuple):
+                bad, column, reason = parsed
+                raise UserError(f"{text}:{line + bad + 1}:{column}: {reason}{_hint(reason, base)}")
+            rows = len(parsed["x_lengths"])
+            tail = parsed["blank_tail"]
+            if tail < rows and blank:  # the empty lines before were points
+                store({axis: np.zeros(blank, np.int64) for axis in "xy"})
+                points, blank = points + blank, 0
+            keep = rows - tail
+            store({axis: parsed[f"{axis}_lengths"][:keep] for axis in "xy"})
+            points, blank, line = points + keep, blank + tail, line + rows
+            for key in ("x_indices", "x_values", "y_indices"):
+                writers[key].append(parsed[key])
+            for axis in "xy":
+                top[axis] = max(top[axis], int(parsed[f"{axis}_indices"].max(initial=-1)))
+            unsorted += parsed["unsorted"]
+            duplicates += parsed["duplicates"]
+            advance(len(block))
+        if promised is not None:
+            empty = min(max(promised - points, 0), blank)  # empty lines that the header counts
+            store({axis: np.zeros(empty, np.int64) for axis in "xy"})
+            points += empty
+            if points != promised:
+                raise UserError(f"{text}:1:1: the header says {promised} points, but {points} lines follow")
+    for writer in writers.values():
+        writer.close()
+    if unsorted or duplicates:
+        logging.getLogger(__name__).warning(
+            "%s: sorted the ids of %d points, merged %d repeated ids", text, unsorted, duplicates
+        )
+    if layout.header:
+        return features, labels
+    return (
+        top["x"] + 1 if layout.features is None else layout.features,
+        top["y"] + 1 if layout.labels is None else layout.labels,
+    )
+
+
+def _hint(reason: str, base: int) -> str:
+    if "lies outside" not in reason:
+        return ""
+    return f" (ids are read as starting at {base}; if they start at {1 - base}, say --index-base {1 - base})"
+
+
+def _read_header(text: Text, block: bytes) -> tuple[int, int, int, bytes]:
+    """Points, features, labels, and the block without its first line."""
+    head, _, rest = block.partition(b"\n")
+    fields = head.removeprefix(b"\xef\xbb\xbf").split()
+    if len(fields) != 3 or not all(field.isdigit() for field in fields):
+        shown = head[:60].decode("ascii", "replace").strip()
+        raise UserError(
+            f"{text}:1:1: expected a header 'points features labels', found {shown!r}; "
+            "for a file without one say --no-header and --index-base"
+        )
+    points, features, labels = (int(field) for field in fields)
+    if max(features, labels) > _MAX_ID:
+        raise UserError(f"{text}:1:1: more than {_MAX_ID} features or labels")
+    return points, features, labels, rest
+
+
+def _blocks(text: Text, file: BinaryIO) -> Iterator[bytes]:
+    """The stream in blocks of whole lines."""
+    rest = b""
+    while True:
+        try:
+            data = file.read(_BLOCK)
+        except (OSError, EOFError, zipfile.BadZipFile) as error:
+            raise UserError(f"{text}: {error}: the file is cut or damaged; fetch or copy it again") from None
+        if not data:
+            if rest:
+                yield rest
+            return
+        end = data.rfind(b"\n") + 1
+        if end:
+            yield rest + data[:end]
+            rest = data[end:]
+        else:
+            rest += data
+
+
+def _chain(first: bytes, others: Iterator[bytes]) -> Iterator[bytes]:
+    if first:
+        yield first
+    yield from others
