@@ -197,10 +197,14 @@ def load_experiment(path: Path) -> Experiment:
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not valid YAML: {error}") from error
     try:
-        return Experiment.model_validate(values)
+        experiment = Experiment.model_validate(values)
     except ValidationError as error:
         lines = [_explain(path, node, detail) for detail in error.errors()]
         raise UserError("\n".join(lines)) from error
+    if experiment.name != path.stem:  # a copied file would overwrite the other one's results
+        line = _explain(path, node, {"loc": ("name",), "msg": f"must be the file's name, {path.stem}"})
+        raise UserError(line)
+    return experiment
 
 
 def _explain(path: Path, node: Any, detail: Any) -> str:

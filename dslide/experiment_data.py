@@ -42,9 +42,8 @@ def _write_slice(name: str, part: Slice, folder: Path) -> None:
     features, feature_id = _numbered(train.x_indices, whole.num_features)
     num_labels, num_features = int(labels.sum()), int(features.sum())
     source = source_hash(whole=whole.hash, train=part.train, test=part.test, seed=part.seed)
-    with writing(
-        folder, name=folder.name, source=source, num_features=num_features, num_labels=num_labels
-    ) as work:
+    with writing(folder, name=folder.name, source=source) as work:
+        work.num_features, work.num_labels = num_features, num_labels
         for split, points in (("train", train), ("test", test)):
             x_indptr, x_kept = _kept(points.x_indptr, features[points.x_indices])
             y_indptr, y_kept = _kept(points.y_indptr, labels[points.y_indices])
@@ -57,7 +56,7 @@ def _write_slice(name: str, part: Slice, folder: Path) -> None:
                 num_features=num_features,
                 num_labels=num_labels,
             )
-            write_points(work / split, new.take(np.flatnonzero(np.diff(y_indptr))))
+            write_points(work.folder / split, new.take(np.flatnonzero(np.diff(y_indptr))))
 
 
 def _numbered(used: NDArray[np.int32], total: int) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:

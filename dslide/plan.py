@@ -138,7 +138,7 @@ def code_digest(files: list[Path]) -> str:
 def _essence(path: Path) -> str:
     text = path.read_text()
     if path.suffix != ".py":
-        return re.sub(r"\s+", " ", re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL))
+        return " ".join(re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL).split())
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
