@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def write(trainer: "Trainer", path: Path) -> None:
-    """Replaces the checkpoint in folder `path`, which is the old one or the new one at any time. Collective."""
+    """Replaces the checkpoint in `path`, which is the old one or the new one at any time. Collective."""
     comm, network = trainer.comm, trainer.network
     sent = comm.gather((comm.payload_bytes, comm.other_bytes))
     with shared_dir(comm, path) as work:

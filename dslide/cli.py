@@ -236,8 +236,8 @@ def evaluate(
     ids, _, _ = model.topk(points, 5, source)
     if comm.rank == 0:
         precision = precision_at(ids, points.y_indptr, points.y_indices)
-        result = {"points": len(points), **{f"p{k}": value for k, value in precision.items()}}
-        result |= {"data": source, "model": str(model.folder)}
+        result: dict[str, Any] = {"points": len(points), "data": source, "model": str(model.folder)}
+        result |= {f"p{k}": value for k, value in precision.items()}
         if as_json:
             print(json.dumps(result), flush=True)
         else:
@@ -322,7 +322,9 @@ def _status(arguments: list[str] | None) -> int:
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     except Exception as error:
-        if hasattr(error, "show") and hasattr(error, "exit_code"):  # a mistake in the arguments (click's own class)
+        if hasattr(error, "show") and hasattr(
+            error, "exit_code"
+        ):  # a mistake in the arguments (click's own class)
             error.show()
             return int(error.exit_code)
         _say(traceback.format_exc())

@@ -13,52 +13,65 @@ from dslide.errors import UserError
 class Strict(BaseModel):
     """Unknown keys are errors: a misspelt setting must not pass silently."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class NetworkConfig(Strict):
     """Sparse input -> `hidden` units -> all labels."""
 
-    hidden: int = Field(128, ge=1, description="hidden units")
+    hidden: int = Field(default=128, ge=1, description="hidden units")
     activation: Literal["relu", "leaky-relu"] = "leaky-relu"
-    slope: float = Field(0.4, ge=0, lt=1, description="leaky-relu's slope below zero")
+    slope: float = Field(default=0.4, ge=0, lt=1, description="leaky-relu's slope below zero")
     dropout: float = Field(
-        0.1, ge=0, lt=1, description="probability that a hidden unit is dropped in training"
+        default=0.1, ge=0, lt=1, description="probability that a hidden unit is dropped in training"
     )
-    input_init_std: float = Field(0.05, ge=0, description="standard deviation of the first embedding rows")
+    input_init_std: float = Field(
+        default=0.05, ge=0, description="standard deviation of the first embedding rows"
+    )
     output_init: Literal["class-mean", "normal"] = Field(
-        "class-mean", description="class-mean: the unit-normalised sum over a label's points of (h - mean h)"
+        default="class-mean",
+        description="class-mean: the unit-normalised sum over a label's points of (h - mean h)",
     )
-    output_init_std: float = Field(0.01, ge=0, description="standard deviation with output_init: normal")
-    bias: bool = Field(False, description="biases in both layers")
+    output_init_std: float = Field(
+        default=0.01, ge=0, description="standard deviation with output_init: normal"
+    )
+    bias: bool = Field(default=False, description="biases in both layers")
 
 
 class LshConfig(Strict):
     """Hash tables over the output neurons, queried with a point's hidden activation."""
 
     family: Literal["simhash", "dwta"] = "simhash"
-    K: int = Field(9, ge=1, le=30, description="codes a table")
-    L: int = Field(50, ge=1, description="tables")
-    bucket_cap: int = Field(128, ge=1, description="ids a bucket holds, the oldest leave first")
-    min_active: int = Field(1500, ge=0, description="a point with fewer active neurons is topped up")
-    top_up: int = Field(1000, ge=0, description="... to this many, at random")
+    K: int = Field(default=9, ge=1, le=30, description="codes a table")
+    L: int = Field(default=50, ge=1, description="tables")
+    bucket_cap: int = Field(default=128, ge=1, description="ids a bucket holds, the oldest leave first")
+    min_active: int = Field(default=1500, ge=0, description="a point with fewer active neurons is topped up")
+    top_up: int = Field(default=1000, ge=0, description="... to this many, at random")
     packing: Literal["exact", "published"] = Field(
-        "exact",
+        default="exact",
         description="published: 2 bits for each of DWTA's 8 positions, as the published code packs them",
     )
-    rebuild_points: int = Field(6400, ge=1, description="training points between rebuilds of the tables")
-    new_functions_points: int = Field(128_000, ge=1, description="training points between new hash functions")
+    rebuild_points: int = Field(
+        default=6400, ge=1, description="training points between rebuilds of the tables"
+    )
+    new_functions_points: int = Field(
+        default=128_000, ge=1, description="training points between new hash functions"
+    )
 
 
 class SamplerConfig(Strict):
     """Which output neurons a point touches."""
 
     kind: Literal["in-batch", "uniform", "lsh", "full"] = Field(
-        "in-batch",
+        default="in-batch",
         description="in-batch: labels of the whole batch; uniform: own labels and uniform_extras draws",
     )
-    uniform_extras: int = Field(0, ge=0, description="uniform draws a batch added to in-batch or uniform")
-    log_q: bool = Field(True, description="subtract the log of the inclusion probability from sampled logits")
+    uniform_extras: int = Field(
+        default=0, ge=0, description="uniform draws a batch added to in-batch or uniform"
+    )
+    log_q: bool = Field(
+        default=True, description="subtract the log of the inclusion probability from sampled logits"
+    )
     lsh: LshConfig = LshConfig()
 
 
@@ -66,18 +79,18 @@ class OptimizerConfig(Strict):
     """Row-wise Adagrad (one float of state a row and block) or dense Adam."""
 
     kind: Literal["adagrad", "adam"] = "adagrad"
-    learning_rate: float = Field(0.1, gt=0)
+    learning_rate: float = Field(default=0.1, gt=0)
     decay: Literal["linear", "constant"] = Field(
-        "linear", description="linear: to 0 over the run's total steps"
+        default="linear", description="linear: to 0 over the run's total steps"
     )
-    eps: float = Field(1e-8, gt=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
     initial_accumulator_input: float = Field(
-        1e-8, ge=0, description="Adagrad's first accumulator, input rows"
+        default=1e-8, ge=0, description="Adagrad's first accumulator, input rows"
     )
     initial_accumulator_output: float = Field(
-        1e-7, ge=0, description="Adagrad's first accumulator, output rows"
+        default=1e-7, ge=0, description="Adagrad's first accumulator, output rows"
     )
 
 
@@ -89,19 +102,23 @@ class TrainConfig(Strict):
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: Literal["softmax"] = "softmax"
     point_weight: Literal["none", "sqrt-labels"] = "sqrt-labels"
-    batch_size: int = Field(256, ge=1, description="points a step, over all ranks")
-    epochs: float = Field(6, ge=0)
+    batch_size: int = Field(default=256, ge=1, description="points a step, over all ranks")
+    epochs: float = Field(default=6, ge=0)
     wire: Literal["fp32", "bf16", "int8"] = Field(
-        "int8", description="format of the rows that ranks exchange"
+        default="int8", description="format of the rows that ranks exchange"
     )
-    seed: int = Field(0, ge=0, lt=2**63)
-    threads: int = Field(0, ge=0, description="threads a rank; 0: all cores that it may use")
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    threads: int = Field(default=0, ge=0, description="threads a rank; 0: all cores that it may use")
     eval_epochs: list[float] | None = Field(
-        None, description="where to evaluate; null: after every whole epoch"
+        default=None, description="where to evaluate; null: after every whole epoch"
     )
-    checkpoint_every: int = Field(0, ge=0, description="steps between checkpoints; 0: none")
-    budget_seconds: float | None = Field(None, gt=0, description="training seconds after which the run stops")
-    target: float | None = Field(None, ge=0, le=1, description="P@1 (a fraction) at which the run stops")
+    checkpoint_every: int = Field(default=0, ge=0, description="steps between checkpoints; 0: none")
+    budget_seconds: float | None = Field(
+        default=None, gt=0, description="training seconds after which the run stops"
+    )
+    target: float | None = Field(
+        default=None, ge=0, le=1, description="P@1 (a fraction) at which the run stops"
+    )
 
     @model_validator(mode="after")
     def _combinations(self) -> "TrainConfig":

@@ -42,8 +42,9 @@ def check_memory(comm: LocalComm, need: int) -> str:
         free = min(size for name, _, size in hosts if name == host)
         if wanted > free:
             raise UserError(
-                f"the model needs about {gib(wanted)} on {host}, where {gib(free)} are free; take fewer "
-                "hidden units (--set network.hidden=...), optimizer.kind=adagrad, a smaller batch, or more nodes"
+                f"the model needs about {gib(wanted)} on {host}, where {gib(free)} are free; take "
+                "fewer hidden units (--set network.hidden=...), optimizer.kind=adagrad, a smaller "
+                "batch, or more nodes"
             )
     most = max(hosts, key=lambda host: host[1])
     return f"memory: about {gib(most[1])} a rank for the model and its training, {gib(most[2])} free"

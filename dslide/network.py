@@ -129,7 +129,7 @@ class Network:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Views of this rank's optimiser state."""
-        tensors = {}
+        tensors: dict[str, NDArray[Any]] = {}
         for side, layer in (("input", self.input), ("output", self.output)):
             tensors |= {f"{side}.weights.{name}": array for name, array in layer.state().items()}
             if self.config.network.bias:

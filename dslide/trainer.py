@@ -97,8 +97,9 @@ class Trainer:
             for what, value in other.items():
                 if value != everyone[0][what]:
                     raise UserError(
-                        f"rank {rank} has another {what} ({value[:12]}) than rank 0 ({everyone[0][what][:12]}); "
-                        "all ranks need the same files, settings and instruction set (DSLIDE_ISA)"
+                        f"rank {rank} has another {what} ({value[:12]}) than rank 0 "
+                        f"({everyone[0][what][:12]}); all ranks need the same files, settings and instruction set "
+                        "(DSLIDE_ISA)"
                     )
 
     # The loop
@@ -301,7 +302,7 @@ class Trainer:
         }
 
     def time_steps(self, warmup: int, steps: int) -> None:
-        """Steps for their times alone (`step` events), no evaluation; each begins when all ranks are there."""
+        """Steps for their times alone (`step` events); each begins when all ranks are there."""
         clock = self.recorder.clock
         self.recorder.start()
         clock.start()
