@@ -1,0 +1,299 @@
+// The core's own test program: every kernel of every instruction set of this CPU against the slow reference, and whole
+// training steps with several threads. Built and run by pytest, plain and under each sanitizer.
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <random>
+#include <stdexcept>
+
+#include "batch.hpp"
+#include "input_layer.hpp"
+#include "output_layer.hpp"
+#include "reference.hpp"
+#include "samplers.hpp"
+#include "tables.hpp"
+#include "wire.hpp"
+
+using namespace dslide;
+
+namespace {
+
+int failures = 0, checks = 0;
+
+void check(bool good, const std::string& what) {
+  ++checks;
+  if (good) return;
+  ++failures;
+  std::fprintf(stderr, "FAILED: %s\n", what.c_str());
+}
+
+void near(double got, double want, double tolerance, const std::string& what) {
+  const bool same_infinity = std::isinf(want) && got == want;
+  check(same_infinity || std::abs(got - want) <= tolerance * (1.0 + std::abs(want)),
+        what + ": got " + std::to_string(got) + ", want " + std::to_string(want));
+}
+
+std::vector<float> draw(std::mt19937& random, std::size_t n, float scale = 1.0f) {
+  std::normal_distribution<float> normal(0.0f, scale);
+  std::vector<float> x(n);
+  for (float& v : x) v = normal(random);
+  return x;
+}
+
+void test_kernels(const Kernels& kern) {
+  std::mt19937 random(7);
+  const std::string isa = kern.name;
+  for (const std::ptrdiff_t n : {1, 3, 8, 16, 31, 64, 128, 200}) {
+    const std::string at = isa + " n=" + std::to_string(n) + " ";
+    const auto size = static_cast<std::size_t>(n);
+    const std::ptrdiff_t rows = 37;
+    const auto table = draw(random, static_cast<std::size_t>(rows) * size);
+    const auto w = draw(random, size), bias = draw(random, size);
+    const std::vector<std::int32_t> ids{3, 0, 36, 3, 12, 7, 8, 9, 10, 11, 12, 35};
+    const auto values = draw(random, ids.size());
+    std::vector<float> out(size), dots(ids.size());
+    kern.weighted_sum(table.data(), n, ids.data(), values.data(), static_cast<std::ptrdiff_t>(ids.size()), bias.data(), out.data(), n);
+    for (std::size_t i = 0; i < size; ++i) {
+      double want = bias[i];
+      for (std::size_t j = 0; j < ids.size(); ++j) want += double{values[j]} * table[static_cast<std::size_t>(ids[j]) * size + i];
+      near(out[i], want, 1e-5, at + "weighted_sum");
+    }
+    kern.dots(w.data(), table.data(), n, ids.data(), static_cast<std::ptrdiff_t>(ids.size()), dots.data(), n);
+    for (std::size_t j = 0; j < ids.size(); ++j) {
+      double want = 0.0;
+      for (std::size_t i = 0; i < size; ++i) want += double{w[i]} * table[static_cast<std::size_t>(ids[j]) * size + i];
+      near(dots[j], want, 1e-4, at + "dots");
+    }
+    auto scattered = table;
+    kern.scatter_add(w.data(), scattered.data(), n, ids.data(), values.data(), static_cast<std::ptrdiff_t>(ids.size()), n);
+    for (std::size_t i = 0; i < size; ++i)
+      near(scattered[3 * size + i], table[3 * size + i] + double{values[0] + values[3]} * w[i], 1e-5, at + "scatter_add");
+
+    // A log-sum-exp over columns, with a column of -inf.
+    auto logits = draw(random, static_cast<std::size_t>(rows) * size, 5.0f);
+    const float minus_inf = -std::numeric_limits<float>::infinity();
+    for (std::ptrdiff_t r = 0; r < rows; ++r) logits[static_cast<std::size_t>(r) * size] = minus_inf;
+    std::vector<float> max(2 * size), sum(2 * size), lse(size), column_max(size);
+    kern.column_log_sum(logits.data(), 20, n, n, max.data(), sum.data());
+    kern.column_log_sum(logits.data() + 20 * n, rows - 20, n, n, max.data() + size, sum.data() + size);
+    kern.combine_log_sum(max.data(), sum.data(), 2, n, n, lse.data());
+    kern.column_max(logits.data(), rows, n, n, column_max.data());
+    for (std::size_t i = 0; i < size; ++i) {
+      std::vector<double> column;
+      for (std::ptrdiff_t r = 0; r < rows; ++r) column.push_back(logits[static_cast<std::size_t>(r) * size + i]);
+      near(column_max[i], *std::max_element(column.begin(), column.end()), 0.0, at + "column_max");
+      near(lse[i], i == 0 ? double{minus_inf} : reference::log_sum_exp(column), 1e-5, at + "column log-sum-exp");
+    }
+    std::vector<double> row(logits.begin() + n, logits.begin() + 2 * n);
+    near(kern.log_sum_exp(logits.data() + n, n), reference::log_sum_exp(row), 1e-5, at + "log_sum_exp");
+    near(kern.log_sum_exp(nullptr, 0), double{minus_inf}, 0.0, at + "log_sum_exp of nothing");
+
+    auto gradient = draw(random, size, 3.0f);
+    const auto before = gradient, shift = draw(random, size);
+    kern.softmax_gradient(gradient.data(), shift.data(), bias.data(), n);
+    for (std::size_t i = 0; i < size; ++i)
+      near(gradient[i], std::exp(double{before[i]} - shift[i]) * bias[i], 2e-6, at + "softmax_gradient");
+
+    auto weight = w;
+    std::vector<float> state(size, 0.25f);
+    kern.adagrad(weight.data(), state.data(), out.data(), n, 16, 0.1f, 1e-3f);
+    for (std::size_t b = 0; b * 16 < size; ++b) {
+      double mean = 0.0;
+      const std::size_t end = std::min(size, b * 16 + 16);
+      for (std::size_t i = b * 16; i < end; ++i) mean += double{out[i]} * out[i] / static_cast<double>(end - b * 16);
+      near(state[b], 0.25 + mean, 1e-5, at + "adagrad state");
+      for (std::size_t i = b * 16; i < end; ++i)
+        near(weight[i], w[i] - 0.1 * out[i] / (std::sqrt(0.25 + mean) + 1e-3), 1e-5, at + "adagrad weight");
+    }
+    weight = w;
+    auto m = bias, v = std::vector<float>(size, 0.5f);
+    kern.adam(weight.data(), m.data(), v.data(), out.data(), n, 0.01f, 0.9f, 0.999f, 1e-8f);
+    for (std::size_t i = 0; i < size; ++i) {
+      const double mm = 0.9 * bias[i] + 0.1 * out[i], vv = 0.999 * 0.5 + 0.001 * double{out[i]} * out[i];
+      near(m[i], mm, 1e-5, at + "adam m");
+      near(weight[i], w[i] - 0.01 * mm / (std::sqrt(vv) + 1e-8), 1e-5, at + "adam weight");
+    }
+    std::vector<std::int8_t> small(size);
+    std::vector<float> restored(size, 1.0f);
+    const float scale = kern.quantise(w.data(), n, small.data());
+    kern.dequantise(small.data(), scale, n, restored.data(), true);
+    for (std::size_t i = 0; i < size; ++i) near(restored[i] - 1.0, w[i], 0.51 * scale + 1e-6, at + "int8");
+  }
+  // The product's tile: all heights, with and without accumulation.
+  for (int height = 1; height <= kern.mr; ++height) {
+    const std::ptrdiff_t k = 19;
+    const auto a = draw(random, static_cast<std::size_t>(height * k));
+    const auto b = draw(random, static_cast<std::size_t>(k * kern.nr));
+    std::vector<float> c(static_cast<std::size_t>(height * kern.nr), 2.0f);
+    std::vector<const float*> rows;
+    for (int i = 0; i < height; ++i) rows.push_back(a.data() + i * k);
+    kern.tile(height, k, rows.data(), 1, b.data(), c.data(), kern.nr, true);
+    for (int i = 0; i < height; ++i)
+      for (int j = 0; j < kern.nr; ++j) {
+        double want = 2.0;
+        for (std::ptrdiff_t kk = 0; kk < k; ++kk) want += double{a[static_cast<std::size_t>(i * k + kk)]} * b[static_cast<std::size_t>(kk * kern.nr + j)];
+        near(c[static_cast<std::size_t>(i * kern.nr + j)], want, 1e-5, isa + " tile");
+      }
+  }
+}
+
+struct Data {
+  std::vector<std::int64_t> x_indptr{0}, y_indptr{0};
+  std::vector<std::int32_t> x_indices, y_indices;
+  std::vector<float> x_values;
+  Csr x, y;
+};
+
+std::unique_ptr<Data> make_data(std::int64_t points, std::int64_t features, std::int64_t labels) {
+  auto data = std::make_unique<Data>();
+  std::mt19937 random(3);
+  for (std::int64_t p = 0; p < points; ++p) {
+    const std::size_t nnz = p % 7 == 0 ? 0 : 1 + random() % 9, own = p % 5 == 0 ? 0 : 1 + random() % 4;
+    for (std::size_t i = 0; i < nnz; ++i) {
+      data->x_indices.push_back(static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(features)));
+      data->x_values.push_back(0.5f + static_cast<float>(random() % 100) / 100.0f);
+    }
+    for (std::size_t i = 0; i < own; ++i) data->y_indices.push_back(static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(labels)));
+    std::sort(data->y_indices.end() - static_cast<std::ptrdiff_t>(own), data->y_indices.end());
+    data->y_indices.erase(std::unique(data->y_indices.end() - static_cast<std::ptrdiff_t>(own), data->y_indices.end()), data->y_indices.end());
+    data->x_indptr.push_back(static_cast<std::int64_t>(data->x_indices.size()));
+    data->y_indptr.push_back(static_cast<std::int64_t>(data->y_indices.size()));
+  }
+  data->x = {data->x_indptr.data(), data->x_indices.data(), data->x_values.data(), points, features};
+  data->y = {data->y_indptr.data(), data->y_indices.data(), nullptr, points, labels};
+  data->x.check(static_cast<std::int64_t>(data->x_indices.size()), "x");
+  return data;
+}
+
+// A few steps; returns all weights.
+std::vector<float> train(int threads, const std::string& sampler_name, Optimizer::Kind kind, std::int64_t labels, double* loss) {
+  constexpr std::int64_t kPoints = 83, kFeatures = 50, kHidden = 48;
+  const auto data = make_data(kPoints, kFeatures, labels);
+  Pool pool(threads);
+  InputConfig config;
+  config.features = kFeatures;
+  config.hidden_total = config.hidden_end = kHidden;
+  config.slope = 0.4f;
+  config.dropout = 0.25f;
+  config.bias = kind == Optimizer::Kind::kAdam;
+  config.seed = 5;
+  InputLayer input(pool, config);
+  OutputConfig out;
+  out.shard = {labels, 0, labels};
+  out.hidden = kHidden;
+  out.bias = config.bias;
+  OutputLayer output(pool, out);
+  Optimizer optimizer;
+  optimizer.kind = kind;
+  optimizer.initial_accumulator = 1e-7f;
+  input.set_optimizer(optimizer);
+  output.set_optimizer(optimizer);
+  output.class_mean_init(data->x, data->y, config);
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(labels), 1);
+  std::unique_ptr<Sampler> sampler;
+  LshSampler* lsh = nullptr;
+  if (sampler_name == "full") {
+    sampler = std::make_unique<FullSampler>(out.shard);
+  } else if (sampler_name == "in-batch") {
+    InBatchSampler::Config in_batch;
+    in_batch.num_points = kPoints;
+    in_batch.batch_size = 32;
+    in_batch.extras = 9;
+    sampler = std::make_unique<InBatchSampler>(out.shard, in_batch, counts.data());
+  } else {
+    LshSampler::Config tables;
+    tables.dwta = sampler_name == "dwta";
+    tables.k = 2;
+    tables.l = 5;
+    tables.min_active = 6;
+    tables.top_up = 6;
+    auto made = std::make_unique<LshSampler>(output, tables);
+    lsh = made.get();
+    sampler = std::move(made);
+  }
+  Batch batch(pool, data->x, data->y);
+  for (std::uint64_t step = 0; step < 6; ++step) {
+    std::vector<std::int64_t> rows;
+    for (std::int64_t p = 0; p < 32; ++p) rows.push_back((static_cast<std::int64_t>(step) * 32 + p) % kPoints);
+    std::vector<float> h(rows.size() * kHidden), dh(rows.size() * kHidden), lse(rows.size());
+    batch.select(rows.data(), rows.size(), step);
+    input.forward(batch, h.data(), true);
+    output.forward(batch, h.data(), *sampler, lse.data());
+    *loss = output.backward(batch, lse.data(), dh.data(), true, 32);
+    output.update(0.05f, step + 1);
+    input.backward(batch, dh.data(), 0.05f, step + 1);
+    if (lsh != nullptr && step == 3) {
+      lsh->new_functions(step);
+      lsh->rebuild();
+    }
+  }
+  std::vector<float> all(input.weights().data(), input.weights().data() + kFeatures * kHidden);
+  all.insert(all.end(), output.weights().data(), output.weights().data() + labels * kHidden);
+  std::vector<std::int32_t> ids(7 * 5);
+  std::vector<float> h(7 * kHidden, 0.3f), scores(7 * 5);
+  output.topk(h.data(), 7, 5, ids.data(), scores.data());
+  all.insert(all.end(), scores.begin(), scores.end());
+  return all;
+}
+
+void test_training() {
+  for (const std::string sampler : {"full", "in-batch", "simhash", "dwta"}) {
+    for (const auto kind : {Optimizer::Kind::kAdagrad, Optimizer::Kind::kAdam}) {
+      for (const std::int64_t labels : {1, 37, 700}) {
+        double loss1 = 0.0, loss3 = 0.0;
+        const auto one = train(1, sampler, kind, labels, &loss1);
+        const auto three = train(3, sampler, kind, labels, &loss3);
+        const std::string name = sampler + " with " + std::to_string(labels) + " labels";
+        check(one == three, name + ": one and three threads differ");
+        check(std::isfinite(loss1) && loss1 == loss3, name + ": loss");
+      }
+    }
+  }
+}
+
+void test_pool() {
+  Pool pool(4);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<int> seen(1000, 0);
+    pool.ranges(seen.size(), 7, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t i = begin; i < end; ++i) ++seen[i];
+    });
+    check(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }), "every element once");
+  }
+  bool caught = false;
+  try {
+    pool.run([](int thread) {
+      if (thread == 2) throw std::runtime_error("from a thread");
+    });
+  } catch (const std::runtime_error&) {
+    caught = true;
+  }
+  check(caught, "an exception crosses threads");
+}
+
+void test_wire() {
+  std::mt19937 random(11);
+  const auto x = draw(random, 9 * 20);
+  for (const auto wire : {Wire::kFp32, Wire::kBf16, Wire::kInt8}) {
+    std::vector<std::uint8_t> bytes(9 * row_bytes(wire, 13));
+    std::vector<float> y(9 * 20, 0.0f);
+    pack_rows(x.data(), 9, 20, 4, 17, wire, bytes.data());
+    unpack_rows(bytes.data(), 9, 20, 4, 17, wire, y.data(), false);
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      const bool inside = i % 20 >= 4 && i % 20 < 17;
+      near(y[i], inside ? x[i] : 0.0, inside ? (wire == Wire::kFp32 ? 0.0 : wire == Wire::kBf16 ? 0.004 : 0.02) : 0.0, "wire");
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const Kernels* kern : supported_kernels()) test_kernels(*kern);
+  test_pool();
+  test_wire();
+  test_training();
+  std::printf("%d checks, %d failed (%s)\n", checks, failures, kernels().name);
+  return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
