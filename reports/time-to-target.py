@@ -114,7 +114,7 @@ def figure(race: Race) -> Figure:
     colours, shapes = look.colours(race), look.markers(race)
     figure, grid = plt.subplots(
         1, len(targets), sharex=True, sharey=True, squeeze=False, layout="constrained",
-        figsize=(2.3 + 2.5 * len(targets), 0.9 + 0.2 * len(order) + 0.1 * len({e.system for e in order})),
+        figsize=(2.3 + (2.5 if len(targets) < 4 else 2.05) * len(targets), 0.9 + 0.2 * len(order) + 0.1 * len({e.system for e in order})),
     )  # fmt: skip
     heights = _heights(order)
     for panel, target in zip(grid[0], targets, strict=True):
@@ -125,16 +125,16 @@ def figure(race: Race) -> Figure:
         panel.set_xscale("log")
         panel.set_xlabel("training seconds (log)")
         panel.grid(axis="y", visible=False)
+        panel.tick_params(axis="y", length=0)
     first = grid[0][0]
     first.set_yticks(heights, [f"{e.label} · {e.cluster.title}" for e in order])
     first.set_ylim(max(heights) + 0.8, -0.8)
-    first.tick_params(axis="y", length=0)
     low, high = first.get_xlim()
     first.set_xlim(low / 1.3, high * (high / low) ** 0.28)
     first.xaxis.set_major_locator(LogLocator(numticks=6))
     first.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}" if v < 1 else f"{v:,.0f}"))
     first.xaxis.set_minor_formatter(NullFormatter())
-    figure.legend(handles=_handles(order, race), loc="outside lower center", ncols=4)
+    figure.legend(handles=_handles(order, race), loc="outside lower center", ncols=6)
     return figure
 
 

@@ -33,7 +33,7 @@ def write_run(
 ) -> None:
     """A run with evaluations (step, epoch, samples, train_seconds, p1), timed steps (seconds) and an end."""
     folder.mkdir(parents=True)
-    fields = {"schema_version": 1, "kind": "measured", "created": 0.0, "machine": MACHINE, "dataset": DATASET}
+    fields = {"schema_version": 1, "kind": "measured", "created": 0.0, "machine": MACHINE, "data": DATASET}
     (folder / "meta.json").write_text(json.dumps({**fields, **(meta or {})}))
     events: list[dict[str, Any]] = [{"event": "start", "step": 0, "train_seconds": 0.0}]
     for step, epoch, samples, seconds, p1 in evals:
@@ -61,9 +61,16 @@ def curve(
     return rows
 
 
-def link(bandwidth: str | None, faithful: bool = True) -> dict[str, Any]:
-    """The link part of the meta data."""
-    return {"throttled": bandwidth is not None, "bandwidth": bandwidth, "faithful": faithful}
+def link(bandwidth: str | None, faithful: bool = True) -> dict[str, Any] | None:
+    """The link part of the meta data, as the link check writes it; None for a link without a throttle."""
+    if bandwidth is None:
+        return None
+    rate = {"100mbit": 1e8, "1gbit": 1e9}[bandwidth]
+    late = 1.04 if faithful else 1.3
+    sizes = [{"bytes": 8192, "mode": mode, "ms": 8.3e7 / rate * late, "ideal_ms": 8.3e7 / rate, "verdict": "ok"}
+             for mode in ("idle", "stream")]  # fmt: skip
+    return {"rate": rate, "asked_rate": rate * 1.1, "burst": 2048, "sizes": sizes, "rtt_ms": 0.11, "lost_packets": 0,
+            "congestion_control": "bbr", "faithful": faithful}  # fmt: skip
 
 
 CLUSTERS: dict[str, dict[str, Any]] = {
@@ -71,6 +78,7 @@ CLUSTERS: dict[str, dict[str, Any]] = {
     "two-100mbit": {"nodes": 2, "cores": "auto", "bandwidth": "100mbit"},
     "two-1gbit": {"nodes": 2, "cores": "auto", "bandwidth": "1gbit"},
     "two-unthrottled": {"nodes": 2, "cores": "auto"},
+    "one-core": {"nodes": 1, "cores": 1},
 }
 ALL = ["one", "two-100mbit", "two-1gbit"]
 NET = ["two-100mbit", "two-1gbit"]
@@ -96,6 +104,8 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "horovod-recipe": {"system": "horovod_recipe", "label": "Horovod, our recipe", "clusters": NET},
 }  # fmt: skip
 
+SWEEP = {"system": "dslide", "uniform_extras": [0, 2000, 8000, 32000], "clusters": ["one-core", *NET]}
+
 # samples/s on one node, at 100 Mbit/s, at 1 Gbit/s; top P@1, scale in epochs, epochs run
 _CURVES: dict[str, tuple[tuple[float, float, float], float, float, float]] = {
     "dslide": ((95_000, 61_000, 112_000), 0.412, 0.55, 6),
@@ -111,7 +121,9 @@ _CURVES: dict[str, tuple[tuple[float, float, float], float, float, float]] = {
 def write_experiment(root: Path) -> tuple[Path, Path]:
     """A complete experiment under `root`: returns its YAML file and its results folder."""
     experiment, results = root / "default.yaml", root / "results" / "default"
-    spec = {"name": "default", "data": "debian-deps", "targets": [0.25, 0.30], "clusters": CLUSTERS, "systems": SYSTEMS}
+    systems = {key: {"epochs": 6, "budget_seconds": 100, **value} for key, value in SYSTEMS.items()}
+    spec = {"name": "default", "data": "debian-deps", "targets": [0.25, 0.30, 0.40], "eval_epochs": EPOCHS[1:],
+            "clusters": CLUSTERS, "systems": systems, "sweep": SWEEP}  # fmt: skip
     experiment.parent.mkdir(parents=True, exist_ok=True)
     experiment.write_text(yaml.safe_dump(spec, sort_keys=False))
     for system, (speeds, top, slow, epochs) in _CURVES.items():
@@ -128,9 +140,12 @@ def write_experiment(root: Path) -> tuple[Path, Path]:
                 meta = {"kind": "composed" if composed else "measured", "cluster": {"nodes": nodes, "cores": 2 // nodes}}
                 samples = rows[-1][2]
                 end: dict[str, Any] = {"samples": samples}
+                if system in ("dslide", "slide"):
+                    config = {"network": {"hidden": 128}, "exchange": {"wire": "int8"}}
+                    meta |= {"config": config, "parameters": 12_096_512, "batch_size": 256}
                 if nodes > 1:
                     meta["link"] = link(bandwidth)
-                    each = {"dslide": 288, "slide": 288, "horovod-recipe": 42_000}.get(system, 96_768 * 4)
+                    each = {"dslide": 280, "slide": 280, "horovod-recipe": 42_000}.get(system, 96_768 * 4)
                     end |= {"payload_bytes": each * samples, "tx_bytes": int(each * samples * 1.05)}
                 status = "timeout" if system == "horovod-dense-published" else "done"
                 kind = "composed" if composed else "runs"
@@ -138,4 +153,32 @@ def write_experiment(root: Path) -> tuple[Path, Path]:
     write_run(results / "runs/plt/one/seed-0", [(1, 1.0, 42672, 23.0, 0.4206)])
     reason = {"reason": "napkinxc is not installed (pip install napkinxc)"}
     write_run(results / "runs/plt-default/one/seed-0", [], "skipped", end=reason)
+    write_sweep(results)
+    write_paces(results)
     return experiment, results
+
+
+def write_sweep(results: Path) -> None:
+    """Timed steps at several numbers of active rows: at 100 Mbit/s two nodes lose at first, then win."""
+    for extras in SWEEP["uniform_extras"]:
+        for cluster in SWEEP["clusters"]:
+            rows = 1_040 + 0.9 * extras
+            alone = 256 * (6e-6 + 3.6e-9 * rows)
+            wire = {"one-core": 0.0, "two-100mbit": 2.4e-3, "two-1gbit": 5e-4}[cluster]
+            seconds = alone if cluster == "one-core" else alone / 2 + wire
+            nodes = CLUSTERS[cluster]["nodes"]
+            ranks = [{"active_rows": rows / nodes}] * nodes
+            meta = {"batch_size": 256, "cluster": {"nodes": nodes, "cores": 1}}
+            folder = results / "sweep" / f"extras-{extras}" / cluster / "seed-0"
+            write_run(folder, [], meta=meta, end={"active_rows": rows / nodes, "ranks": ranks}, steps=[seconds] * 40)
+
+
+def write_paces(results: Path) -> None:
+    """Timed steps of the composed systems."""
+    for system, spec in SYSTEMS.items():
+        for cluster in (spec.get("composed") or {}).get("paces", []):
+            seconds = {"two-100mbit": 4.72, "two-1gbit": 0.55}[cluster]
+            meta = {"spec": {"batch_size": 256}, "cluster": {"nodes": 2, "cores": 1}}
+            folder = results / "paces" / system / cluster / "seed-0"
+            end = {"tx_bytes": 20 * 2 * 4 * 12_096_512 * 102 // 100}
+            write_run(folder, [], meta=meta, end=end, steps=[seconds + 0.01 * (i % 3) for i in range(20)])

@@ -6,6 +6,7 @@ All of it is read from the runs' meta data; a fact that no record holds is left 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import median
 from typing import Any
 
 from dslide.bench.records import Run
@@ -56,45 +57,60 @@ def machine(race: Race) -> list[str]:
 
 def data(race: Race) -> list[str]:
     """Name and sizes of the data."""
-    for facts in some(runs(race), "dataset"):
+    for facts in (f for f in some(runs(race), "data") if isinstance(f, dict)):
         return [
             f"Data: {facts['name']}, {facts['train_points']:,} training and {facts['test_points']:,} test points, "
             f"{facts['num_features']:,} features, {facts['num_labels']:,} labels."
         ]
-    return [f"Data: {race.data}."] if race.data else []
+    return [f"Data: {race.spec.data}."] if race.spec.data else []
 
 
 def marks(race: Race, cluster: Cluster) -> list[str]:
     """What the records hold against a cluster shape: "unthrottled", "link not faithful", "oversubscribed"."""
     found = []
     here = runs(race, cluster)
-    if cluster.bandwidth and any(not throttled(run) for run in here if run.meta.get("link") is not None):
+    asked = [run for run in here if cluster.bandwidth and run.status not in ("skipped", "error")]
+    if any(not throttled(run) for run in asked):
         found.append("unthrottled")
-    if any(dig(run.meta, "link", "faithful") is False for run in here):
+    if any(dig(run.meta, "link", "faithful") is False for run in asked):
         found.append("link not faithful")
-    if cluster.oversubscribed or any(dig(run.meta, "cluster", "oversubscribed") for run in here):
+    if any(dig(run.meta, "cluster", "oversubscribed") for run in here):
         found.append("oversubscribed")
     return found
 
 
 def throttled(run: Run) -> bool:
-    """Whether the run's link was throttled as its cluster asked."""
-    return bool(dig(run.meta, "link", "throttled"))
+    """Whether the run's link was throttled and timed. A composed run speaks for the pace it is made from."""
+    link = run.meta.get("link")
+    return isinstance(link, dict) and bool(link.get("rate")) and link.get("throttled") is not False
 
 
 def links(race: Race) -> list[str]:
-    """A sentence a throttled cluster shape and the remark on latency."""
-    sentences = []
-    for cluster in race.drawn:
-        if cluster.nodes > 1:
-            sentences += _link(race, cluster)
-    if sentences:
-        sentences.append(f"Links: {NO_LATENCY}.")
-    return sentences
+    """A sentence a throttled cluster shape: rate, how it was made, how faithful it measured, round trip, losses."""
+    sentences = [s for cluster in race.drawn if cluster.nodes > 1 and (s := _link(race, cluster))]
+    return [*sentences, f"Virtual nodes on one machine, {NO_LATENCY}."] if sentences else []
 
 
-def _link(race: Race, cluster: Cluster) -> list[str]:
-    return []
+def _link(race: Race, cluster: Cluster) -> str:
+    reports = [run.meta["link"] for run in runs(race, cluster) if cluster.bandwidth and throttled(run)]
+    if not reports:
+        return ""
+    gaps = [line["ms"] / line["ideal_ms"] - 1 for r in reports for line in r.get("sizes") or [] if line.get("ideal_ms")]
+    trips = [r["rtt_ms"] for r in reports if r.get("rtt_ms") is not None]
+    lost = sum(r.get("lost_packets") or 0 for r in reports)
+    bursts = sorted({r["burst"] for r in reports if r.get("burst")})
+    control = sorted({str(r["congestion_control"]) for r in reports if r.get("congestion_control")})
+    parts = []
+    if bursts:
+        parts.append(f"calibrated token bucket, burst {' or '.join(f'{b / 1024:g} KB' for b in bursts)}")
+    if gaps:
+        parts.append(f"the systems' own message sizes took {min(gaps):+.0%} to {max(gaps):+.0%} of the ideal time more")
+    if trips:
+        parts.append(f"round trip {median(trips):.2f} ms")
+    parts.append(f"{lost} packets lost in the checks")
+    parts += [f"congestion control {', '.join(control)}"] if control else []
+    assert cluster.bandwidth
+    return f"Links of {speed(cluster.bandwidth)}: {'; '.join(parts)}."
 
 
 def seeds(race: Race) -> list[str]:

@@ -66,8 +66,8 @@ def name(entry: Entry) -> str:
 
 
 def panel_title(cluster: Cluster, marks: list[str]) -> str:
-    """The cluster's title with what the records hold against it ("link not faithful", "oversubscribed")."""
-    return cluster.title + "".join(f"\n({mark})" for mark in marks)
+    """The cluster's shape with what the records hold against it ("link not faithful", "oversubscribed")."""
+    return cluster.shape + "".join(f"\n({mark})" for mark in marks)
 
 
 def nothing(reason: str) -> Figure:

@@ -93,7 +93,7 @@ def write_figure(name: str, race: Race, out: Path, command: Sequence[str] = ()) 
         "title": module.TITLE,
         "caption": module.caption(race),
         "empty": not figure.axes,
-        "experiment": race.name,
+        "experiment": race.spec.name,
         "revision": revision(),
         "command": list(command),
         "inputs": dict(sorted(race.inputs.items())),

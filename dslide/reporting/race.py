@@ -10,14 +10,13 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-import yaml
 
 from dslide.bench.records import Run, read_run
 from dslide.bench.spec import bits_per_second
 from dslide.errors import UserError
+from dslide.experiment import Experiment, System, load_experiment
 
 # Statuses whose evaluations count. An error or an interruption says nothing about how long the system needs.
 _COUNTS = ("done", "target", "timeout", "diverged")
@@ -30,15 +29,22 @@ class Cluster:
     id: str
     nodes: int = 1
     bandwidth: str | None = None
-    oversubscribed: bool = False
+    cores: int | None = None
 
     @property
     def title(self) -> str:
-        """For people: "1 node", "2 nodes, 100 Mbit/s", "2 nodes, unthrottled"."""
+        """For people: "1 node", "2 nodes, 100 Mbit/s", "2 nodes, no throttle"."""
         if self.nodes == 1:
             return "1 node"
-        link = speed(self.bandwidth) if self.bandwidth else "unthrottled"
-        return f"{self.nodes} nodes, {link}"
+        return f"{self.nodes} nodes, {speed(self.bandwidth) if self.bandwidth else 'no throttle'}"
+
+    @property
+    def shape(self) -> str:
+        """With the cores that the records tell: "1 node of 2 cores", "2 nodes of 1 core, 100 Mbit/s"."""
+        if self.cores is None:
+            return self.title
+        nodes, comma, link = self.title.partition(",")
+        return f"{nodes} of {self.cores} core{'s' if self.cores > 1 else ''}{comma}{link}"
 
     @property
     def bits(self) -> float:
@@ -86,8 +92,8 @@ class Entry:
 
     @property
     def point(self) -> bool:
-        """Whether the system is evaluated once only (it has no batches): a marker, not a line."""
-        return bool(self.counted) and all(len(later(run)) == 1 and later(run)["step"].iloc[0] <= 1 for run in self.counted)
+        """Whether the system was evaluated only once after step 0 (it may have no batches): a marker, not a line."""
+        return bool(self.counted) and all(len(later(run)) == 1 for run in self.counted)
 
     @cached_property
     def curve(self) -> pd.DataFrame:
@@ -132,44 +138,50 @@ class Race:
 
     experiment: Path
     results: Path
-    name: str = ""
-    data: str = ""
-    targets: list[float] = field(default_factory=list)
+    spec: Experiment
     clusters: dict[str, Cluster] = field(default_factory=dict)
-    systems: dict[str, dict[str, Any]] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
     inputs: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, experiment: Path, results: Path) -> Race:
         """Reads all records below `results`; raises UserError where the experiment cannot be read."""
-        try:
-            text = experiment.read_text()
-            spec = yaml.safe_load(text)
-            assert isinstance(spec, dict)
-        except (OSError, yaml.YAMLError, AssertionError) as error:
-            raise UserError(f"{experiment}: not a readable experiment file ({error})") from error
+        spec = load_experiment(experiment)
         if not results.is_dir():
             raise UserError(f"{results}: no such folder; run the experiment first")
-        race = cls(experiment, results)
-        race.inputs[experiment.name] = hashlib.sha256(text.encode()).hexdigest()
-        race.name = str(spec.get("name", experiment.stem))
-        race.data = str(spec.get("data", ""))
-        race.targets = [float(value) for value in spec.get("targets") or []]
-        race.clusters = {key: _cluster(key, value or {}) for key, value in (spec.get("clusters") or {}).items()}
-        race.systems = dict(spec.get("systems") or {})
+        race = cls(experiment, results, spec)
+        race.inputs[experiment.name] = hashlib.sha256(experiment.read_bytes()).hexdigest()
+        race.clusters = {
+            key: Cluster(key, value.nodes, value.bandwidth, race._cores(key)) for key, value in spec.clusters.items()
+        }
         race.entries = race._entries()
         return race
 
+    def _cores(self, cluster: str) -> int | None:
+        """Cores a node, as the first record of a cluster shape has it ("auto" is resolved there)."""
+        for file in sorted(self.results.glob(f"*/*/{cluster}/seed-*/meta.json")):
+            cores = (read_run(file.parent).meta.get("cluster") or {}).get("cores")
+            if cores:
+                return int(cores)
+        return None
+
+    @property
+    def targets(self) -> list[float]:
+        """The experiment's targets: P@1, fractions, ascending."""
+        return self.spec.targets
+
+    @property
+    def systems(self) -> dict[str, System]:
+        """The experiment's systems by id, in its order."""
+        return self.spec.systems
+
     def _entries(self) -> list[Entry]:
         entries = []
-        for system, spec in self.systems.items():
-            composed = (spec.get("composed") or {}).get("paces") or []
-            for cluster in dict.fromkeys([*(spec.get("clusters") or []), *composed]):
-                runs = self.seeds("composed" if cluster in composed else "runs", system, cluster)
-                label = str(spec.get("label") or system)
-                shape = self.clusters.get(cluster) or Cluster(cluster)
-                entries.append(Entry(system, label, shape, cluster in composed, tuple(runs)))
+        for key, system in self.systems.items():
+            composed = system.composed.paces if system.composed else []
+            for cluster in dict.fromkeys([*system.clusters, *composed]):
+                runs = self.seeds("composed" if cluster in composed else "runs", key, cluster)
+                entries.append(Entry(key, system.label, self.clusters[cluster], cluster in composed, tuple(runs)))
         return entries
 
     def seeds(self, kind: str, system: str, cluster: str) -> list[Run]:
@@ -198,7 +210,3 @@ class Race:
             if entry.system == system and entry.cluster.id == cluster:
                 return entry
         return None
-
-
-def _cluster(key: str, spec: dict[str, Any]) -> Cluster:
-    return Cluster(key, int(spec.get("nodes", 1)), spec.get("bandwidth"), bool(spec.get("oversubscribed", False)))

@@ -16,11 +16,11 @@ HOROVOD = (DENSE_PUBLISHED, DENSE_TUNED, HOROVOD_RECIPE)
 
 def role(race: Race, system: str) -> str | None:
     """The part that a system plays, None for any other system."""
-    spec = race.systems.get(system, {})
-    plugin = str(spec.get("system", system)).lower()
-    words = " ".join([system, plugin, str(spec.get("label", ""))]).lower().replace("_", "-")
+    spec = race.systems[system]
+    plugin = spec.system.lower()
+    words = " ".join([system, plugin, spec.label]).lower().replace("_", "-")
     if plugin.startswith("dslide"):
-        return SLIDE if (spec.get("settings") or {}).get("preset") == "slide" else DSLIDE
+        return SLIDE if spec.settings.get("preset") == "slide" else DSLIDE
     if "horovod" in words:
         if "recipe" in words or "dense" not in words:
             return HOROVOD_RECIPE
