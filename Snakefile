@@ -39,7 +39,7 @@ rule page:
 
 rule figure:
     message: "Figure {wildcards.name}"
-    input: experiment=plan.file, records=[*plan.runs, *plan.composed], source="reports/{name}.py"
+    input: experiment=plan.file, records=[*plan.runs, *plan.composed], source=plan.report_source
     output: multiext(f"{plan.reports}/{{name}}", svg=".svg", png=".png", sidecar=".json")
     log: f"{plan.results}/logs/figures/{{name}}.log"
     params: results=lambda wildcards: plan.results
@@ -52,7 +52,7 @@ rule figure:
 
 rule table:
     message: "Table {wildcards.name}"
-    input: experiment=plan.file, records=[*plan.runs, *plan.composed], source="reports/{name}.py"
+    input: experiment=plan.file, records=[*plan.runs, *plan.composed], source=plan.report_source
     output: multiext(f"{plan.results}/tables/{{name}}", csv=".csv", html=".html")
     log: f"{plan.results}/logs/tables/{{name}}.log"
     params: results=lambda wildcards: plan.results
@@ -101,10 +101,11 @@ rule trainer:
     message: "C++ trainer: compile what changed"
     output: touch("build/trainer-{digest}.built")
     log: "build/trainer-{digest}.log"
+    params: root=workflow.basedir
     resources: machine=1
     localrule: True
     conda: "envs/dslide.yaml"
-    shell: "make build > {log} 2>&1"
+    shell: "make -C {params.root} build > {log} 2>&1"
 
 
 rule data:

@@ -29,8 +29,8 @@ class Plan:
     """One experiment file as Snakemake sees it. Paths are relative to the working directory."""
 
     def __init__(self, file: str) -> None:
-        self.file = file
-        self.experiment = load_experiment(Path(file))
+        self.file = file if Path(file).is_file() else str(content_root() / file)
+        self.experiment = load_experiment(Path(self.file))
         self.name = self.experiment.name
         self.results = f"results/{self.name}"
         self.reports = f"reports/{self.name}"
@@ -109,6 +109,11 @@ class Plan:
         return (
             [f"build/trainer-{self._cpp_digest}.built"] if self.spec(wildcards).system == OWN_SYSTEM else []
         )
+
+    @staticmethod
+    def report_source(wildcards: Any) -> str:
+        """The file in reports/ that makes a figure or table."""
+        return str(content_root() / "reports" / f"{wildcards.name}.py")
 
     def report_files(self, kind: str) -> list[str]:
         """Names of the files in reports/ that make a `figure` or a `table`, of those wanted."""
