@@ -281,7 +281,15 @@ def run_spec(experiment: Experiment, run_id: RunId, results: Path = Path("result
     else:  # real nodes: this machine's cores say nothing
         assert where.cores != "auto"
         cores, over = where.cores, where.oversubscribed
-    cluster = Cluster(nodes=where.nodes, cores=cores, bandwidth=where.bandwidth, oversubscribed=over)
+    hostfile = where.hostfile.absolute() if where.hostfile else None
+    cluster = Cluster(
+        kind=where.kind,
+        hostfile=hostfile,
+        nodes=where.nodes,
+        cores=cores,
+        bandwidth=where.bandwidth,
+        oversubscribed=over,
+    )
     timed, settings, epochs, label = None, dict(system.settings), system.epochs, system.label
     if sweep is not None:
         extras = int(run_id.system.removeprefix("extras-"))

@@ -32,8 +32,7 @@ def spec(
 
     whole = load_experiment(experiment)
     found = run_spec(whole, RunId.parse(run_id))
-    where = whole.clusters[RunId.parse(run_id).cluster]
-    needed = found.cluster.cores * (found.cluster.nodes if where.kind == "virtual" else 1)
+    needed = found.cluster.cores * (found.cluster.nodes if found.cluster.kind == "virtual" else 1)
     if granted is not None and granted != needed:
         raise UserError(
             f"{run_id} needs {needed} cores and was granted {granted}: give Snakemake --cores all, "

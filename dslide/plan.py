@@ -64,7 +64,7 @@ class Plan:
     def threads(self, wildcards: Any) -> int:
         """Cores of the run on one machine: all virtual nodes together, or those of one real node."""
         cluster = self.spec(wildcards).cluster
-        return cluster.cores * cluster.nodes // self.real_nodes(wildcards)
+        return cluster.cores * (cluster.nodes if cluster.kind == "virtual" else 1)
 
     def parts(self, wildcards: Any) -> dict[str, str]:
         """The two stamps that a composed run is made from."""

@@ -83,7 +83,13 @@ def test_specs(tmp_path: Path) -> None:
         return run_spec(experiment, RunId.parse(run_id))
 
     run = spec("runs/ours/slow/seed-1")
-    assert (run.system, run.label, run.seed, run.batch_size, run.epochs) == ("dslide_sharded", "ours", 1, 64, 2)
+    assert (run.system, run.label, run.seed, run.batch_size, run.epochs) == (
+        "dslide_sharded",
+        "ours",
+        1,
+        64,
+        2,
+    )
     assert (run.cluster.nodes, run.cluster.cores, run.cluster.bandwidth) == (2, 1, "100mbit")
     assert run.eval_epochs == [1, 2] and run.pace_steps is None and run.experiment == "small"
     assert run.out.parts[-6:] == ("results", "small", "runs", "ours", "slow", "seed-1")
@@ -104,8 +110,16 @@ def test_specs(tmp_path: Path) -> None:
     [
         ("targets: [0.1]", "targets: [0.2, 0.1]", r"small.yaml:5: targets: must ascend"),
         ("bandwidth: 100mbit", "bandwidth: fast", r"small.yaml:9: clusters.slow.bandwidth"),
-        ("label: dense", "lable: dense", r"small.yaml:14: systems.dense.lable: Extra inputs are not permitted"),
-        ("[one, slow], epochs", "[one, fast], epochs", r"no cluster 'fast' in `clusters` \(one, free, slow\)"),
+        (
+            "label: dense",
+            "lable: dense",
+            r"small.yaml:14: systems.dense.lable: Extra inputs are not permitted",
+        ),
+        (
+            "[one, slow], epochs",
+            "[one, fast], epochs",
+            r"no cluster 'fast' in `clusters` \(one, free, slow\)",
+        ),
         ("curve: free", "curve: one", "slow and one differ in more than the link"),
         ("name: small", "name: other", r"small.yaml:1: name: .*small"),
         ("system: horovod_dense", "system: dslide_sharded", "dslide's own curve is measured, never composed"),
@@ -130,7 +144,9 @@ def test_more_cores_than_the_machine_has_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"want {cores} cores"):
         run_spec(load_experiment(small(tmp_path, text)), RunId("runs", "ours", "one", 0))
     allowed = text.replace(f"cores: {cores}}}", f"cores: {cores}, oversubscribed: true}}")
-    assert run_spec(load_experiment(small(tmp_path, allowed)), RunId("runs", "ours", "one", 0)).cluster.oversubscribed
+    assert run_spec(
+        load_experiment(small(tmp_path, allowed)), RunId("runs", "ours", "one", 0)
+    ).cluster.oversubscribed
 
 
 def test_schema_file_is_the_models() -> None:
