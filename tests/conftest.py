@@ -1,6 +1,6 @@
 """For all tests: the environment's programs first on PATH, and markers that say why a test cannot run here.
 
-In CI nothing that `make` installs may be missing, so there a test that cannot run fails; only Slurm is left out.
+In CI nothing that `make` installs may be missing: a test that cannot run fails. Only Slurm is left out.
 """
 
 import importlib.util
@@ -27,7 +27,11 @@ def _slurm() -> str | None:
     return "CI runs without Slurm" if CI else slurm_cluster.missing()
 
 
-MARKERS: dict[str, Callable[[], str | None]] = {"root": cluster.unavailable, "rivals": _rivals, "slurm": _slurm}
+MARKERS: dict[str, Callable[[], str | None]] = {
+    "root": cluster.unavailable,
+    "rivals": _rivals,
+    "slurm": _slurm,
+}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
