@@ -111,7 +111,7 @@ def locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info("another process is preparing %s; waiting for it", path)
+            log.warning("another process is preparing %s; waiting for it", path)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -166,8 +166,6 @@ def writing(
             points = _open(place, split, *sizes)
             check(points, f"{folder}/{split}")
             splits[split] = _sizes(points)
-        if expected is not None:
-            _expect(name, expected, splits, *sizes)
         files = sorted(str(p.relative_to(place)) for p in place.rglob("*") if p.is_file())
         checksums = {file: file_sha256(place / file) for file in files}
         meta = {
@@ -180,6 +178,8 @@ def writing(
             "splits": splits,
             "checksums": checksums,
         }
+        if expected is not None:
+            expect(meta, expected)
         (place / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
 
 
@@ -187,14 +187,18 @@ def _sizes(points: Points) -> dict[str, int]:
     return {"points": len(points), "nnz": len(points.x_indices), "label_nnz": len(points.y_indices)}
 
 
-def _expect(
-    name: str, expected: Mapping[str, int], splits: Mapping[str, Any], num_features: int, num_labels: int
-) -> None:
-    found = {split: splits[split]["points"] for split in SPLITS}
-    found |= {"features": num_features, "labels": num_labels}
+def counts(meta: Mapping[str, Any]) -> dict[str, int]:
+    """Train and test points, features and labels of a prepared set, as a catalogue states them."""
+    points = {split: meta["splits"][split]["points"] for split in SPLITS}
+    return points | {"features": meta["num_features"], "labels": meta["num_labels"]}
+
+
+def expect(meta: Mapping[str, Any], expected: Mapping[str, int]) -> None:
+    """UserError if the prepared set isn't as large as its catalogue entry says."""
+    found = counts(meta)
     wrong = [f"{key} {found[key]}, expected {n}" for key, n in expected.items() if found[key] != n]
     if wrong:
-        raise UserError(f"{name}: {'; '.join(wrong)}: not the data set that the catalogue describes")
+        raise UserError(f"{meta['name']}: {'; '.join(wrong)}: not the set that the catalogue describes")
 
 
 class ArrayWriter:

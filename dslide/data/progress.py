@@ -2,13 +2,18 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import rich.console
 import rich.progress
 
 _SECONDS = 5.0  # between plain lines
+
+
+class Advance(Protocol):
+    def __call__(self, step: int, size: int = 0, /) -> None: ...
 
 
 class Progress:
@@ -18,17 +23,23 @@ class Progress:
         self._bar = bar
 
     @contextmanager
-    def task(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Yields `advance(bytes)`; `total` 0 means unknown."""
+    def task(self, title: str, size: int) -> Iterator["Advance"]:
+        """Yields `advance(bytes, size=0)`; a `size` of 0 means unknown, or as known before."""
         if self._bar is not None:
-            bar, task = self._bar, self._bar.add_task(title, total=total or None)
-            yield lambda done: bar.advance(task, done)
-            return
-        done, last = 0, time.monotonic()
+            bar, task = self._bar, self._bar.add_task(title, total=size or None)
 
-        def advance(size: int) -> None:
-            nonlocal done, last
-            done += size
+            def advance_bar(step: int, size: int = 0) -> None:
+                if size:
+                    bar.update(task, total=size)
+                bar.advance(task, step)
+
+            yield advance_bar
+            return
+        done, total, last = 0, size, time.monotonic()
+
+        def advance(step: int, size: int = 0) -> None:
+            nonlocal done, total, last
+            done, total = done + step, size or total
             if time.monotonic() - last >= _SECONDS:
                 last = time.monotonic()
                 of = f" of {total / 1e6:.0f} MB ({100 * done / total:.0f} %)" if total else " MB"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dslide.data import bags, format
 from dslide.data.catalogue import Entry, catalogue, entry, prepared_folder
 from dslide.data.convert import CONVERT_VERSION, Layout, Text, convert
+from dslide.data.fetch import fetch
 from dslide.data.format import Points
 from dslide.errors import UserError
 
@@ -64,21 +65,30 @@ def load(name_or_path: str | Path) -> Dataset:
 
     UserError if there is no such set, or if it has to be fetched and converted first.
     """
-    folder = Path(name_or_path)
     name = str(name_or_path)
-    if folder.name == name and not folder.is_dir():
-        entries = catalogue()
-        if name in entries and entries[name].embedded:
+    if Path(name).name == name and not Path(name).is_dir():
+        row = catalogue().get(name)
+        if row is not None and row.embedded:
             return open_prepared(prepare(name))
+    return open_prepared(folder_of(name_or_path))
+
+
+def folder_of(name_or_path: str | Path) -> Path:
+    """The prepared folder of a name or path; UserError that says what to run if it isn't there."""
+    folder, name = Path(name_or_path), str(name_or_path)
+    if folder.name == name and not folder.is_dir():
         folder = prepared_folder(name)
         if format.read_meta(folder) is None:
+            entries = catalogue()
             if name in entries:
                 raise UserError(f"{name} isn't prepared on this machine; run `dslide data prepare {name}`")
             raise UserError(
                 f"no data set called {name!r}; the catalogue has {', '.join(sorted(entries))}; "
                 "`dslide data convert` prepares files of your own"
             )
-    return open_prepared(folder)
+    elif format.read_meta(folder) is None:
+        raise UserError(f"{folder}: no meta.json, so not a prepared set; `dslide data convert` makes one")
+    return folder
 
 
 def open_prepared(folder: Path) -> Dataset:
@@ -105,7 +115,42 @@ def prepare(name: str) -> Path:
     row = entry(name)
     if row.bags is not None:
         return _prepare_bags(row, row.bags)
-    raise UserError(f"{name}: downloading isn't built yet")
+    return prepare_archive(row)
+
+
+def prepare_archive(row: Entry, given: Path | None = None) -> Path:
+    """Fetches the archive where needed (or takes the one `given`) and converts it where needed."""
+    with format.locked(row.prepared):
+        if given is None and not row.raw.exists() and _agrees(row):
+            return row.prepared  # converted from unpacked files, or the archive was deleted to save space
+        archive = fetch(row, given)
+        layout = Layout(header=row.header, index_base=row.index_base)
+        train, test = (Text(archive.path, member) for member in (row.train, row.test))
+        source = format.source_hash(
+            archive=archive.sha256,
+            members=[row.train, row.test],
+            layout=asdict(layout),
+            version=CONVERT_VERSION,
+        )
+        if not is_current(row.prepared, source):
+            convert(
+                row.prepared,
+                train,
+                test,
+                name=row.name,
+                source=source,
+                layout=layout,
+                expected=row.expected.model_dump(),
+            )
+    return row.prepared
+
+
+def _agrees(row: Entry) -> bool:
+    try:
+        meta = format.read_meta(row.prepared)
+    except UserError:
+        return False
+    return meta is not None and format.counts(meta) == row.expected.model_dump()
 
 
 def from_files(

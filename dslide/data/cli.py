@@ -1,0 +1,159 @@
+"""`dslide data ...`: thin commands over the library."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import rich
+import rich.table
+import typer
+
+from dslide.data import fetch as fetching
+from dslide.data import format
+from dslide.data.catalogue import Entry, catalogue, entry, prepared_folder
+from dslide.data.convert import Layout, Text, convert
+from dslide.data.dataset import files_source_hash, folder_of, prepare_archive
+from dslide.data.dataset import prepare as prepare_set
+from dslide.errors import UserError
+
+app = typer.Typer(help="Data sets: list, fetch, convert, verify.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="a data set's name, see `dslide data list`")]
+From = Annotated[
+    Path | None, typer.Option("--from", help="an archive that is on this machine, instead of a download")
+]
+
+
+def state(row: Entry) -> str:
+    """What this machine has of a set: "prepared", "fetched", "embedded" (needs no network), "absent", "broken"."""
+    try:
+        if format.read_meta(row.prepared) is not None:
+            return "prepared"
+    except UserError:
+        return "broken"
+    if row.embedded:
+        return "embedded"
+    return "fetched" if row.raw.is_file() else "absent"
+
+
+@app.command("list")
+def list_() -> None:
+    """Shows every set of the catalogue and what this machine has of it."""
+    table = rich.table.Table(box=None)
+    for column, justify in (
+        ("name", "left"),
+        ("train", "right"),
+        ("test", "right"),
+        ("features", "right"),
+        ("labels", "right"),
+        ("state", "left"),
+        ("what", "left"),
+    ):
+        table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for name, row in catalogue().items():
+        numbers = (f"{value:,}" for value in row.expected.model_dump().values())
+        table.add_row(name, *numbers, state(row), row.title)
+    rich.print(table)
+
+
+@app.command()
+def info(name: Name) -> None:
+    """Shows all that is known of one set: catalogue, archive, prepared folder."""
+    row = entry(name)
+    lines: list[tuple[str, Any]] = [("title", row.title), ("state", state(row))]
+    lines += [(key, f"{value:,}") for key, value in row.expected.model_dump().items()]
+    lines += [("licence", row.licence), ("citation", row.citation)]
+    if row.embedded:
+        lines.append(("embedded", row.bags))
+    else:
+        lines += [("source", fetching.page(source)) for source in row.sources]
+        lines.append(("archive", row.raw))
+        lock = fetching.read_lock(row)
+        if lock is not None:
+            lines += [(f"archive {key}", value) for key, value in lock.items() if key != "archive"]
+    lines.append(("folder", row.prepared))
+    meta = format.read_meta(row.prepared) if state(row) == "prepared" else None
+    if meta is not None:
+        lines.append(("hash", meta["hash"]))
+        for split, sizes in meta["splits"].items():
+            points = max(sizes["points"], 1)
+            lines.append((f"{split}: features a point", f"{sizes['nnz'] / points:.2f}"))
+            lines.append((f"{split}: labels a point", f"{sizes['label_nnz'] / points:.2f}"))
+    for key, value in lines:
+        typer.echo(f"{key}: {value}")
+
+
+@app.command()
+def fetch(name: Name, source: From = None) -> None:
+    """Downloads a set's archive, or copies it from --from, and checks it; prints its path."""
+    typer.echo(fetching.fetch(entry(name), source).path)
+
+
+@app.command()
+def prepare(name: Name, source: From = None) -> None:
+    """Fetches and converts a set as far as it isn't done yet; prints the prepared folder."""
+    row = entry(name)
+    if source is not None and row.embedded:
+        raise UserError(f"{name} is embedded: --from has no use")
+    typer.echo(prepare_set(name) if row.embedded else prepare_archive(row, source))
+
+
+@app.command()
+def verify(name: Name) -> None:
+    """Recomputes the checksums of a prepared set (by name or folder) and of its archive."""
+    row, folder = catalogue().get(name), folder_of(name)
+    meta = format.verify(folder)
+    if row is not None:
+        format.expect(meta, row.expected.model_dump())
+        if not row.embedded and row.raw.is_file():
+            fetching.fetch(row)
+    typer.echo(f"{folder}: all {len(meta['checksums'])} files are as they were prepared; hash {meta['hash']}")
+
+
+@app.command("convert")
+def convert_(
+    train: Annotated[Path, typer.Option(help="training points in the XC format (also .gz, .bz2)")],
+    test: Annotated[Path | None, typer.Option(help="test points")] = None,
+    name: Annotated[str | None, typer.Option(help="name to load the set by")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder to write, instead of one for --name")] = None,
+    index_base: Annotated[int | None, typer.Option(help="the first id: 0 (default) or 1")] = None,
+    no_header: Annotated[
+        bool, typer.Option("--no-header", help="the files don't begin with 'points features labels'")
+    ] = False,
+    features: Annotated[int | None, typer.Option(help="number of features, without a header")] = None,
+    labels: Annotated[int | None, typer.Option(help="number of labels, without a header")] = None,
+    label_names: Annotated[Path | None, typer.Option(help="names of the labels, one a line")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="default: all cores")] = None,
+) -> None:
+    """Converts text files of your own into the prepared format; prints the folder."""
+    if (name is None) == (out is None):
+        raise UserError("say either --name NAME (to load it by name) or --out FOLDER")
+    if name is not None and (not name or name.startswith(".") or "/" in name or "#" in name):
+        raise UserError(f"--name {name!r}: can't be a folder's name")
+    row = catalogue().get(name) if name is not None else None
+    if row is not None and row.embedded:
+        raise UserError(f"--name {name}: an embedded set has this name")
+    folder = prepared_folder(name) if name is not None else Path(os.fspath(out or "")).absolute()
+    if folder.exists() and any(folder.iterdir()) and format.read_meta(folder) is None:
+        raise UserError(f"{folder}: exists and is no prepared set; choose another folder")
+    names = None
+    if label_names is not None:
+        try:
+            names = label_names.read_text(encoding="utf8").splitlines()
+        except OSError as error:
+            raise UserError(f"{label_names}: {error.strerror}") from None
+    layout = Layout(header=not no_header, index_base=index_base, features=features, labels=labels)
+    texts = [Text(path) for path in (train, test) if path is not None]
+    with format.locked(folder):
+        convert(
+            folder,
+            texts[0],
+            texts[1] if len(texts) > 1 else None,
+            name=name or folder.name,
+            source=files_source_hash(texts, layout),
+            layout=layout,
+            label_names=names,
+            expected=None if row is None else row.expected.model_dump(),
+            threads=threads,
+        )
+    typer.echo(folder)
