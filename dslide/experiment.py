@@ -20,6 +20,7 @@ from dslide.bench.spec import Cluster, RunSpec, resolve_cores
 from dslide.errors import UserError
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+Cores = Annotated[str, Field(pattern=r"^auto(/[1-9][0-9]?)?$")]
 Bandwidth = Annotated[str, Field(pattern=r"^[1-9][0-9]*(kbit|mbit|gbit)$")]
 OWN_SYSTEM = "dslide_sharded"  # in baselines/, like the rivals
 KINDS = ("runs", "paces", "checks", "sweep")
@@ -44,8 +45,8 @@ class ClusterConfig(_Strict):
     """Where a run takes place: virtual nodes on this machine, or real ones of Slurm or an MPI host file."""
 
     nodes: int = Field(1, ge=1)
-    cores: int | Literal["auto"] = Field(
-        "auto", description="a node's; auto: the machine's divided by the nodes"
+    cores: int | Cores = Field(
+        "auto", description="a node's; auto: the machine's divided by the nodes; auto/2: half of that"
     )
     bandwidth: Bandwidth | None = Field(None, description="each node's link: 100mbit; none: unthrottled")
     kind: Literal["virtual", "slurm", "hostfile"] = "virtual"
@@ -54,7 +55,7 @@ class ClusterConfig(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.kind != "virtual" and (self.bandwidth or self.cores == "auto"):
+        if self.kind != "virtual" and (self.bandwidth or isinstance(self.cores, str)):
             raise ValueError(f"kind: {self.kind} uses real nodes: `cores` is a number there, no `bandwidth`")
         if (self.kind == "hostfile") != (self.hostfile is not None):
             raise ValueError("`hostfile` and `kind: hostfile` belong together")
@@ -277,10 +278,9 @@ def run_spec(experiment: Experiment, run_id: RunId, results: Path = Path("result
     system = experiment.systems[sweep.system if sweep else run_id.system]
     where = experiment.clusters[run_id.cluster]
     if where.kind == "virtual":
-        cores, over = resolve_cores(where.nodes, where.cores, oversubscribed=where.oversubscribed)
+        cores, over = _cores(where)
     else:  # real nodes: this machine's cores say nothing
-        assert where.cores != "auto"
-        cores, over = where.cores, where.oversubscribed
+        cores, over = int(where.cores), where.oversubscribed
     hostfile = where.hostfile.absolute() if where.hostfile else None
     cluster = Cluster(
         kind=where.kind,
@@ -319,6 +319,15 @@ def run_spec(experiment: Experiment, run_id: RunId, results: Path = Path("result
         pace_steps=timed,
         out=(results / experiment.name / str(run_id)).absolute(),
     )
+
+
+def _cores(where: ClusterConfig) -> tuple[int, bool]:
+    """Cores a virtual node, and whether all of them together are more than the machine has."""
+    if isinstance(where.cores, int):
+        return resolve_cores(where.nodes, where.cores, oversubscribed=where.oversubscribed)
+    parts = int(where.cores.removeprefix("auto").removeprefix("/") or 1)
+    each, _ = resolve_cores(where.nodes * parts, "auto", oversubscribed=True)
+    return resolve_cores(where.nodes, each, oversubscribed=where.oversubscribed)
 
 
 def schema() -> str:

@@ -39,7 +39,8 @@ clusters:
   free: {nodes: 2, cores: 1, oversubscribed: true}
   slow: {nodes: 2, cores: 1, bandwidth: 100mbit, oversubscribed: true}
 systems:
-  ours: {system: dslide_sharded, label: us, seeds: [0, 1], clusters: [one, slow], epochs: 2, budget_seconds: 9}
+  ours:
+    {system: dslide_sharded, label: us, seeds: [0, 1], clusters: [one, slow], epochs: 2, budget_seconds: 9}
   dense:
     system: horovod_dense
     label: dense
@@ -114,7 +115,7 @@ def test_specs(tmp_path: Path) -> None:
         (
             "label: dense",
             "lable: dense",
-            r"small.yaml:14: systems.dense.lable: Extra inputs are not permitted",
+            r"small.yaml:15: systems.dense.lable: Extra inputs are not permitted",
         ),
         (
             "[one, slow], epochs",
@@ -148,6 +149,20 @@ def test_more_cores_than_the_machine_has_are_refused(tmp_path: Path) -> None:
     assert run_spec(
         load_experiment(small(tmp_path, allowed)), RunId("runs", "ours", "one", 0)
     ).cluster.oversubscribed
+
+
+def test_auto_cores_are_a_share_of_the_machine(tmp_path: Path) -> None:
+    have = len(os.sched_getaffinity(0))
+    for cores, nodes, each in (
+        ("auto", 1, have),
+        ("auto/2", 1, max(1, have // 2)),
+        ("auto", 2, max(1, have // 2)),
+    ):
+        shape = f"one: {{nodes: {nodes}, cores: {cores}, oversubscribed: true}}"
+        text = SMALL.replace("one: {nodes: 1, cores: 1}", shape)
+        spec = run_spec(load_experiment(small(tmp_path, text)), RunId("runs", "ours", "one", 0))
+        assert spec.cluster.cores == each
+        assert spec.cluster.oversubscribed == (each * nodes > have)
 
 
 def test_schema_file_is_the_models() -> None:
