@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 STATUSES = ("done", "target", "timeout", "diverged", "error", "skipped", "interrupted")
+HEARTBEAT = ".heartbeat"  # in a run's folder while it runs
 KINDS = ("measured", "composed", "projected")
 _SUMMED = ("payload_bytes", "tx_bytes", "rx_bytes", "cpu_seconds")
 _LARGEST = ("peak_rss_bytes", "wait_seconds", "compute_seconds")
@@ -102,6 +103,7 @@ class Recorder:
         self._agree = agree
         self._resume_step = resume_step
         self._ended = False
+        self._next_beat = 0.0
         if out is not None and rank == 0:
             out.mkdir(parents=True, exist_ok=True)
             if resume_step is None:
@@ -129,6 +131,41 @@ class Recorder:
     def gather(self, value: Any) -> list[Any] | None:
         """All ranks' objects on rank 0; collective."""
         return [value] if self._gather is None else self._gather(value)
+
+    def heartbeat(self, step: int, steps: int, **numbers: float) -> None:
+        """Tells the launcher that the run is alive and how far it is; cheap, any rank may call it at every
+        step.
+
+        A run that gives no sign (event, heartbeat or log line) for the spec's `stall_seconds` is ended.
+        """
+        now = time.monotonic()
+        if self.rank != 0 or self.out is None or now < self._next_beat:
+            return
+        self._next_beat = now + 1.0
+        beat = {"step": step, "steps": steps, "train_seconds": self.clock.seconds, **numbers}
+        (self.out / HEARTBEAT).write_text(json.dumps(beat, default=plain))
+
+    def pace(self, step: Callable[[], None], *, warmup: int, steps: int) -> None:
+        """Times steps: `warmup` untimed ones, then `steps` under the clock with a `step` event each;
+        collective.
+
+        An event has step (from 0), seconds, tx_bytes and rx_bytes (of rank 0's interface).
+        """
+        clock = self.clock
+        for number in range(-warmup, steps):
+            if number < 0:
+                step()
+                continue
+            before = clock.seconds, clock.tx_bytes, clock.rx_bytes
+            with clock:
+                step()
+            self.event(
+                "step",
+                step=number,
+                seconds=clock.seconds - before[0],
+                tx_bytes=clock.tx_bytes - before[1],
+                rx_bytes=clock.rx_bytes - before[2],
+            )
 
     def out_of_time(self, budget_seconds: float) -> bool:
         """Whether the training clock passed the budget on any rank; collective where the ranks have

@@ -46,10 +46,16 @@ def resolve_cores(
 
 
 class Cluster(BaseModel):
-    """Nodes of a run: how many, their cores, and the rate of each node's link."""
+    """Nodes of a run: how many, their cores, and the rate of each node's link.
+
+    `kind` "virtual": namespaces on this machine; "slurm": the nodes of the job that the launcher runs in;
+    "hostfile": those of an MPI host file (`hostfile`). Real links are never throttled or checked.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
+    kind: Literal["virtual", "slurm", "hostfile"] = "virtual"
+    hostfile: Path | None = None
     nodes: int = Field(default=1, ge=1, le=200)
     cores: int = Field(default=1, ge=1)
     bandwidth: str | None = None

@@ -2,13 +2,17 @@
 
 A file in baselines/ (or in a folder of the environment's DSLIDE_SYSTEMS, searched first) has
 
-    NAME, TITLE                                     how it is called, in one word and in one line
-    class Settings(pydantic.BaseModel, extra="forbid")   its own settings with the defaults that a user would
-    find skip(spec) -> str | None                        why it cannot run here, or None
-    launcher(spec) -> "local" | "mpi" | "gloo"      one process, mpirun, or horovodrun --gloo
-    message_sizes(spec) -> list[int]                bytes of the messages it puts on the link each step
-    run(spec, recorder) -> None                     called on every rank: recorder.meta, .start, .evaluation,
-    .end connect(spec) -> Connection                     optional: how its ranks meet (see below)
+    NAME, TITLE                  how it is called, in one word and in one line
+    class Settings(pydantic.BaseModel, extra="forbid")
+                                 its own settings with the defaults that a user would find
+    skip(spec) -> str | None     why it cannot run here, or None; called by the launcher, so import nothing
+    heavy launcher(spec) -> str        "local" (one process), "mpi" (mpirun) or "gloo" (horovodrun --gloo)
+    message_sizes(spec) -> list[int]
+                                 bytes of the messages that it puts on the link each step; by the launcher too
+    run(spec, recorder) -> None  called on every rank: recorder.meta, .start, .evaluation, .end
+    connect(spec) -> Connection  optional: how its ranks meet (see below)
+    environment(spec) -> dict[str, str]
+                                 optional: variables that its ranks need from their start (allocator, ...)
 
 `Connection(rank, size, barrier, gather, agree)` is how the records' collectives work. Without `connect`, a
 "local" system gets a connection of one rank and an "mpi" system one over mpi4py's COMM_WORLD (Horovod over
