@@ -10,7 +10,9 @@ SOURCE = Path(__file__).parent / "cpp"
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("sanitizer", ["", "address,undefined", "thread"], ids=["plain", "address-undefined", "thread"])
+@pytest.mark.parametrize(
+    "sanitizer", ["", "address,undefined", "thread"], ids=["plain", "address-undefined", "thread"]
+)
 def test_core_program(sanitizer: str, tmp_path: Path) -> None:
     """Kernels against the reference and training with several threads; warnings are errors."""
     level = "-O3" if not sanitizer else "-O1 -g1"
