@@ -87,7 +87,7 @@ def test_specs(tmp_path: Path) -> None:
     run = spec("runs/ours/slow/seed-1")
     assert (run.system, run.label, run.seed, run.batch_size, run.epochs) == (
         "dslide_sharded",
-        "ours",
+        "us",
         1,
         64,
         2,
