@@ -104,8 +104,13 @@ def write_figure(name: str, race: Race, out: Path, command: Sequence[str] = ()) 
 def write_table(name: str, race: Race, out: Path) -> None:
     """Writes the table of reports/<name>.py into `out` (.csv), and beside it an .html fragment."""
     table: Table = _part(name, "table").table(race)
-    write_atomic(out.with_suffix(".csv"), table.data.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
+    write_atomic(out.with_suffix(".csv"), csv(table))
     write_atomic(out.with_suffix(".html"), fragment(table) + "\n")
+
+
+def csv(table: Table) -> str:
+    """A table's data as CSV text, six significant digits."""
+    return table.data.to_csv(index=False, lineterminator="\n", float_format="%.6g")
 
 
 def fragment(table: Table) -> str:

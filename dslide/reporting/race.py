@@ -61,7 +61,7 @@ def speed(rate: str) -> str:
     return f"{value:g} bit/s"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """The runs of one system on one cluster shape, one a seed: a line of the figures, a row of the tables."""
 
