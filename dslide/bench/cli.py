@@ -16,7 +16,9 @@ from dslide.bench.machine import cpu
 from dslide.errors import UserError
 
 app = typer.Typer(
-    help="Micro-benchmarks of the core; they print the machine that they ran on.", invoke_without_command=True
+    help="Micro-benchmarks of the core; they print the machine that they ran on.",
+    invoke_without_command=True,
+    context_settings={"allow_interspersed_args": True},  # options may follow the names
 )
 
 

@@ -1,7 +1,7 @@
 """Micro-benchmarks of the core: products, hashing, training steps, evaluation.
 
-Each is a function `(threads) -> list[Row]`; times are medians over repetitions with the range beside them, and
-every row names what it is compared with in the same run, because absolute times move with the machine.
+Each is a function `(threads) -> list[Row]`; times are medians over repetitions with the range beside them.
+Absolute times move with the machine: compare rows of one run.
 """
 
 import time
