@@ -70,7 +70,7 @@ def race(spec: RunSpec, recorder: Recorder, dataset: Dataset, trainer: Trainer, 
     The clock runs from `prepare` to the last step and stands still during evaluations. With `pace_steps` only steps
     are timed and nothing is evaluated. Collective.
     """
-    recorder.meta(system=spec.system, settings=spec.settings, seed=spec.seed, data_hash=dataset.hash, **meta)
+    recorder.meta(data_hash=dataset.hash, **meta)
     recorder.start()
     if spec.pace_steps is not None:
         _pace(spec, recorder, dataset, trainer, spec.pace_steps)
