@@ -1,6 +1,7 @@
 """`dslide data ...`: thin commands over the library."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +26,7 @@ From = Annotated[
 
 
 def state(row: Entry) -> str:
-    """What this machine has of a set: "prepared", "fetched", "embedded" (needs no network), "absent", "broken"."""
+    """What this machine has of a set: prepared, fetched, embedded (needs no network), absent or broken."""
     try:
         if format.read_meta(row.prepared) is not None:
             return "prepared"
@@ -144,7 +145,8 @@ def convert_(
             raise UserError(f"{label_names}: {error.strerror}") from None
     layout = Layout(header=not no_header, index_base=index_base, features=features, labels=labels)
     texts = [Text(path) for path in (train, test) if path is not None]
-    with format.locked(folder):
+    # a name's folder is shared with other processes, --out is this person's own
+    with format.locked(folder) if name is not None else nullcontext():
         convert(
             folder,
             texts[0],

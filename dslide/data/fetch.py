@@ -124,7 +124,9 @@ def _incoming(entry: Entry, origin: str) -> Iterator[Path]:
     part = folder / entry.archive
     part.unlink(missing_ok=True)
     yield part
-    shutil.rmtree(folder)  # not on errors: a partial file is resumed
+    # not after errors: a partial file is resumed
+    for leftover in entry.raw.parent.glob(".incoming-*"):
+        shutil.rmtree(leftover)
 
 
 def _copy(given: Path, part: Path) -> None:
@@ -153,7 +155,10 @@ def _download(source: Source, part: Path) -> None:
     if source.gdrive is None:
         raise _Unusable(f"an HTML page came instead of the archive{_title(text)}")
     try:  # the page that warns that large files aren't scanned for viruses
-        confirmed = get_url_from_gdrive_confirmation(text)
+        # gdown looks at single lines, so the form has to be on one
+        confirmed = get_url_from_gdrive_confirmation(
+            " ".join(text.split()) if "download-form" in text else text
+        )
     except DownloadError as error:
         reason = html.unescape(re.sub("<[^>]*>", "", str(error)))
         if "uc-error-subcaption" in text:  # most often: too many people have downloaded the file today

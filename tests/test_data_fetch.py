@@ -1,0 +1,211 @@
+"""Downloads, from a local server that plays Google Drive's good and bad answers."""
+
+import io
+import json
+import multiprocessing
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from amazon_like import NAME, make_amazon_like_zip, write_catalogue
+from drive_server import Drive, drive_server
+from typer.testing import CliRunner
+
+from dslide.data import fetch, load, prepare
+from dslide.data.catalogue import entry
+from dslide.data.cli import app
+from dslide.errors import UserError
+
+ORIGINAL, COPY = (str(source.gdrive) for source in entry(NAME).sources)
+KEY = str(entry(NAME).sources[0].resource_key)
+
+
+@pytest.fixture
+def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drive]:
+    """The server with a small Amazon-670K under both ids, and a data root of its own."""
+    archive = tmp_path / "made" / "Amazon.zip"
+    expected = make_amazon_like_zip(archive)
+    monkeypatch.setenv("DSLIDE_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("DSLIDE_CATALOGUE", str(write_catalogue(tmp_path / "catalogue.yaml", expected)))
+    monkeypatch.setattr(fetch, "RETRIES", 0)
+    with drive_server() as server:
+        monkeypatch.setenv("DSLIDE_GDRIVE", server.base)
+        server.files = {ORIGINAL: archive.read_bytes(), COPY: archive.read_bytes()}
+        server.keys[ORIGINAL] = KEY
+        yield server
+
+
+def test_amazon_670k_ends_prepared_and_verified(drive: Drive) -> None:
+    run = CliRunner().invoke
+    with pytest.raises(UserError, match="dslide data prepare Amazon-670K"):
+        load(NAME)
+    assert run(app, ["prepare", NAME]).exit_code == 0
+    verified = run(app, ["verify", NAME])
+    assert verified.exit_code == 0 and "as they were prepared" in verified.output
+    assert "prepared" in run(app, ["list"]).output
+    data = load(NAME)
+    assert (len(data.train), len(data.test), data.num_features, data.num_labels) == (600, 200, 400, 150)
+    # a second time nothing is downloaded nor written
+    requests, written = len(drive.requests), (prepare(NAME) / "meta.json").stat().st_mtime_ns
+    assert prepare(NAME).joinpath("meta.json").stat().st_mtime_ns == written
+    assert len(drive.requests) == requests
+
+
+def test_the_resource_key_is_sent(drive: Drive) -> None:
+    fetch.fetch(entry(NAME))
+    assert len(drive.requests) == 1 and f"resourcekey={KEY}" in drive.requests[0]
+
+
+def test_the_confirm_page_is_passed(drive: Drive) -> None:
+    drive.behaviour[ORIGINAL] = "confirm"
+    assert fetch.fetch(entry(NAME)).path.read_bytes() == drive.files[ORIGINAL]
+    assert [request.split("?")[0] for request in drive.requests] == ["/download", "/confirmed"]
+
+
+@pytest.mark.parametrize(
+    "behaviour, reason",
+    [
+        ("quota", "Too many users"),
+        ("html", "Sign in"),
+        ("missing", "404"),
+        ("failing", "503"),
+        ("cut", "incomplete"),
+        ("short", "cut while it was downloaded"),
+    ],
+)
+def test_a_bad_answer_leads_to_the_next_source(
+    drive: Drive, behaviour: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drive.behaviour[ORIGINAL] = behaviour
+    assert fetch.fetch(entry(NAME)).path.read_bytes() == drive.files[COPY]
+    assert reason in capsys.readouterr().err
+    record = fetch.read_lock(entry(NAME))
+    assert record is not None and COPY in record["source"]
+
+
+def test_when_all_fail_the_message_says_what_to_do_by_hand(drive: Drive) -> None:
+    drive.behaviour = {ORIGINAL: "quota", COPY: "html"}
+    with pytest.raises(UserError) as caught:
+        fetch.fetch(entry(NAME))
+    message = str(caught.value)
+    assert f"https://drive.google.com/file/d/{ORIGINAL}/view?resourcekey={KEY}" in message
+    assert f"https://drive.google.com/file/d/{COPY}/view" in message
+    assert str(entry(NAME).raw) in message and "--from" in message and "24 hours" in message
+    assert not entry(NAME).raw.exists()
+    # and that is enough
+    entry(NAME).raw.write_bytes(drive.files[COPY])
+    assert len(load(prepare(NAME)).train) == 600
+
+
+def _enlarge(drive: Drive) -> int:
+    """Makes the archive larger than what gdown reads at a time; returns half of its size."""
+    content = io.BytesIO(drive.files[ORIGINAL])
+    with zipfile.ZipFile(content, "a") as archive:
+        archive.writestr("Amazon/padding", bytes(3 << 20))
+    drive.files[ORIGINAL] = content.getvalue()
+    return len(content.getvalue()) // 2
+
+
+def _resumed_at(drive: Drive) -> int:
+    (only,) = drive.ranges
+    return int(only.removeprefix("bytes=").removesuffix("-"))
+
+
+def test_a_cut_transfer_is_resumed(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "RETRIES", 1)
+    half = _enlarge(drive)
+    drive.behaviour[ORIGINAL] = "cut-once"
+    assert fetch.fetch(entry(NAME)).path.read_bytes() == drive.files[ORIGINAL]
+    assert 0 < _resumed_at(drive) <= half
+
+
+def test_a_partial_file_of_an_earlier_run_is_resumed(drive: Drive) -> None:
+    half = _enlarge(drive)
+    drive.behaviour = {ORIGINAL: "cut", COPY: "missing"}
+    with pytest.raises(UserError):
+        fetch.fetch(entry(NAME))
+    drive.behaviour = {COPY: "missing"}
+    assert fetch.fetch(entry(NAME)).path.read_bytes() == drive.files[ORIGINAL]
+    assert 0 < _resumed_at(drive) <= half
+    left = sorted(path.name for path in entry(NAME).raw.parent.iterdir())
+    assert left == [".Amazon.zip.lock", "Amazon.zip", "lock.json"]
+
+
+def test_another_archive_than_recorded_is_refused(drive: Drive, tmp_path: Path) -> None:
+    first = fetch.fetch(entry(NAME))
+    record = json.loads((entry(NAME).raw.parent / "lock.json").read_text())
+    assert record["sha256"] == first.sha256 and record["bytes"] == first.path.stat().st_size
+    first.path.unlink()
+    make_amazon_like_zip(tmp_path / "other.zip", seed=1)
+    drive.files[ORIGINAL] = (tmp_path / "other.zip").read_bytes()
+    with pytest.raises(UserError, match=r"recorded on .*lock\.json"):
+        fetch.fetch(entry(NAME))
+    assert not first.path.exists()
+
+
+def test_from_a_local_file(drive: Drive, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["prepare", NAME, "--from", str(tmp_path / "made" / "Amazon.zip")])
+    assert result.exit_code == 0 and drive.requests == []
+    (tmp_path / "page.zip").write_text("<html>not an archive</html>")
+    for wrong, reason in (("page.zip", "not a zip"), ("absent.zip", "No such file"), ("made", "a folder")):
+        with pytest.raises(UserError, match=reason):
+            fetch.fetch(entry(NAME), tmp_path / wrong)
+
+
+def test_an_archive_without_the_inner_files_is_named(drive: Drive, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "odd.zip", "w") as archive:
+        archive.writestr("elsewhere/train.txt", "0 1 1\n")
+    drive.files[ORIGINAL] = (tmp_path / "odd.zip").read_bytes()
+    with pytest.raises(UserError, match=r"has no Amazon/amazon_train\.txt; it contains elsewhere/train\.txt"):
+        prepare(NAME)
+
+
+def test_other_counts_than_the_catalogue_says_are_refused(
+    drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {"train": 601, "test": 200, "features": 400, "labels": 150}
+    monkeypatch.setenv("DSLIDE_CATALOGUE", str(write_catalogue(tmp_path / "wrong.yaml", counts)))
+    with pytest.raises(UserError, match="train 600, expected 601"):
+        prepare(NAME)
+    assert not entry(NAME).prepared.exists()
+
+
+def test_a_new_archive_is_converted_anew(drive: Drive, tmp_path: Path) -> None:
+    before = load(prepare(NAME)).hash
+    make_amazon_like_zip(tmp_path / "new.zip", seed=1)
+    entry(NAME).raw.parent.joinpath("lock.json").unlink()
+    entry(NAME).raw.write_bytes((tmp_path / "new.zip").read_bytes())
+    assert load(prepare(NAME)).hash != before
+
+
+def test_unpacked_files_do_too(drive: Drive, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "made" / "Amazon.zip") as archive:
+        archive.extractall(tmp_path)
+    files = [
+        "--train",
+        str(tmp_path / "Amazon/amazon_train.txt"),
+        "--test",
+        str(tmp_path / "Amazon/amazon_test.txt"),
+    ]
+    assert CliRunner().invoke(app, ["convert", *files, "--name", NAME]).exit_code == 0
+    assert len(load(prepare(NAME)).train) == 600 and drive.requests == []
+
+
+def _prepare_in_a_process(results: "multiprocessing.Queue[str]") -> None:
+    results.put(load(prepare(NAME)).hash)
+
+
+def test_two_processes_at_once(drive: Drive) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [context.Process(target=_prepare_in_a_process, args=(results,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    hashes = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    assert hashes[0] == hashes[1] == load(NAME).hash
+    assert len(drive.requests) == 1
+    np.testing.assert_array_equal(load(NAME).train.x_indptr[:1], [0])
