@@ -74,16 +74,19 @@ def core_sets(cores: Sequence[int], nodes: int, each: int) -> list[list[int]]:
     return [[cores[(node * each + i) % len(cores)] for i in range(each)] for node in range(nodes)]
 
 
-def prepare_sandbox() -> None:
-    """Gives the sandbox its own /run and host name. Only inside a sandbox with a network of its own.
+def prepare_sandbox() -> Path:
+    """Gives a sandbox its own /run. Returns a folder there for temporary files, which vanishes with the
+    sandbox.
 
-    RuntimeError outside: this would change the machine.
+    Process ids begin anew in every sandbox, so what one that was killed left in /tmp would confuse MPI in the
+    next. RuntimeError outside of a sandbox: this would change the machine.
     """
     if os.getpid() != 1:
-        raise RuntimeError("virtual nodes are only made by process 1 of a sandbox")
+        raise RuntimeError("only process 1 of a sandbox may prepare it")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "none", "/run"], check=True)
-    subprocess.run(["hostname", LAUNCHER], check=True)
-    _HERE.mkdir()
+    temporary = _HERE / "tmp"
+    temporary.mkdir(parents=True)
+    return temporary
 
 
 def make_nodes(sets: Sequence[Sequence[int]]) -> None:
@@ -93,6 +96,7 @@ def make_nodes(sets: Sequence[Sequence[int]]) -> None:
     """
     from pyroute2 import IPRoute, NetNS
 
+    subprocess.run(["hostname", LAUNCHER], check=True)
     with NetNS(_SWITCH) as switch, IPRoute() as own:
         switch.link("add", ifname="br0", kind="bridge")
         bridge = _index(switch, "br0")

@@ -169,6 +169,7 @@ def _job(
         "context": str(folder.context),
         "rate": spec.cluster.rate,
         "link_check": spec.link_check,
+        "link_cache": str(Path(tempfile.gettempdir()) / f"dslide-{os.getuid()}-link"),
         "message_sizes": sorted(set(sizes)),
     }
 

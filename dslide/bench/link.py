@@ -11,11 +11,9 @@ higher rate until messages take their time, while a second bucket caps what is l
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -154,21 +152,22 @@ def calibrate(nodes: int, rate: float, sizes: Sequence[int] = (), *, tries: int 
     return throttle
 
 
-def _cache_file(rate: float) -> Path:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
-    return Path(tempfile.gettempdir()) / f"dslide-{os.getuid()}-link" / f"{boot}-{rate:.0f}.json"
+def throttle(nodes: int, rate: float, cache: Path | None = None) -> Throttle:
+    """Throttles the links as `calibrate` finds, or as it found in the last hours on this boot of the machine.
 
-
-def throttle(nodes: int, rate: float) -> Throttle:
-    """Throttles the links as `calibrate` finds, or as it found in the last hours on this boot of the
-    machine."""
-    path = _cache_file(rate)
-    if path.exists() and time.time() - path.stat().st_mtime < _CACHE_SECONDS:
-        kept = Throttle(*json.loads(path.read_text()))
-        cluster.set_rate(nodes, kept)
-        return kept
+    `cache` is a folder of such findings; None calibrates always.
+    """
+    path = None
+    if cache is not None:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+        path = cache / f"{boot}-{rate:.0f}.json"
+        if path.exists() and time.time() - path.stat().st_mtime < _CACHE_SECONDS:
+            kept = Throttle(*json.loads(path.read_text()))
+            cluster.set_rate(nodes, kept)
+            return kept
     found = calibrate(nodes, rate)
-    write_atomic(path, json.dumps(found))
+    if path is not None:
+        write_atomic(path, json.dumps(found))
     return found
 
 
@@ -216,13 +215,15 @@ def _line(sample: Sample, ideal: float) -> dict[str, Any]:
     }
 
 
-def throttle_and_check(nodes: int, rate: float, message_sizes: list[int]) -> dict[str, Any]:
+def throttle_and_check(
+    nodes: int, rate: float, message_sizes: list[int], cache: Path | None = None
+) -> dict[str, Any]:
     """Throttles the links to `rate` bits/s and checks them at these message sizes (bytes).
 
     A link that comes out wrong is calibrated once more for these very sizes. Returns `check`'s report with
     `throttle`, the asked rates and bursts. Inside the sandbox only.
     """
-    found = throttle(nodes, rate)
+    found = throttle(nodes, rate, cache)
     report = check(nodes, rate, message_sizes)
     if not report["faithful"] and rate > SLOW:
         longest = int(rate / 8 * 0.05)

