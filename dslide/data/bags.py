@@ -17,7 +17,7 @@ import io
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,19 +164,17 @@ def _tf_idf(
     Logarithms differ in the last bit between math libraries, so they are taken in decimal arithmetic (of the
     few distinct arguments only); the rest is single IEEE operations in float64 with sums in a fixed order.
     """
-    local = 1 + _ln(counts, 1)
-    rarity = 1 + _ln(np.int64(1 + documents), 1 + frequency.astype(np.int64))
+    local = 1 + _ln(counts, lambda count: count)
+    rarity = 1 + _ln(frequency, lambda df: decimal.Decimal(1 + documents) / (1 + df))
     values = local * rarity[indices]
     row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     norm = np.sqrt(np.bincount(row, values * values, minlength=len(indptr) - 1))
     return (values / norm[row]).astype(np.float32)
 
 
-def _ln(numerator: NDArray | np.int64, denominator: NDArray | int) -> NDArray[np.float64]:
-    """Correctly rounded ln(numerator / denominator) of positive integers."""
-    pairs = np.stack(np.broadcast_arrays(numerator, denominator)).astype(np.int64)
-    unique, inverse = np.unique(pairs, axis=1, return_inverse=True)
-    context = decimal.Context(prec=40)
-    quotients = (context.divide(decimal.Decimal(int(a)), decimal.Decimal(int(b))) for a, b in unique.T)
-    logs = [float(context.ln(quotient)) for quotient in quotients]
-    return np.array(logs, np.float64)[inverse.reshape(-1)]
+def _ln(values: NDArray, of: Callable[[decimal.Decimal], decimal.Decimal]) -> NDArray[np.float64]:
+    """ln(of(value)) of integers, computed once for each distinct one."""
+    unique, inverse = np.unique(values, return_inverse=True)
+    with decimal.localcontext(decimal.Context(prec=40)):
+        logs = [float(of(decimal.Decimal(int(value))).ln()) for value in unique]
+    return np.array(logs, np.float64)[inverse]

@@ -250,5 +250,6 @@ def batches(num_points: int, batch_size: int, seed: int, epoch: int) -> Iterator
 def _permutation(size: int, seed: int, purpose: int, epoch: int = 0) -> NDArray[np.int64]:
     """Sorts random words of Philox (Salmon et al. 2011): no numpy version's shuffle has a say."""
     mask = 2**64 - 1
-    words = np.random.Philox(key=[seed & mask, (purpose << 32 | epoch) & mask]).random_raw(size)
+    key = np.array([seed & mask, (purpose << 32 | epoch) & mask], np.uint64)
+    words = np.random.Philox(key=key).random_raw(size)
     return np.argsort(words, kind="stable").astype(np.int64)
