@@ -1,9 +1,9 @@
 """napkinXC's probabilistic label tree on one node: what an extreme-classification user would pick.
 
-It trains without batches, so it has one evaluation, at its end, recorded as epoch 1. Its clock covers the one call
-that trains: building the tree, fitting the nodes' linear classifiers, and writing them (the library cannot train
-without writing its model, which is put in memory-backed storage where there is some). Reading the data set and
-loading the model for prediction are outside.
+It trains without batches, so it has one evaluation, at its end, recorded as epoch 1. Its clock covers the one
+call that trains: building the tree, fitting the nodes' linear classifiers, and writing them (the library
+cannot train without writing its model, which is put in memory-backed storage where there is some). Reading
+the data set and loading the model for prediction are outside.
 """
 
 import os
@@ -28,7 +28,9 @@ TITLE = "napkinXC, probabilistic label tree, one node"
 class Settings(BaseModel, extra="forbid"):
     """napkinXC's own names and defaults."""
 
-    tree_type: Literal["hierarchicalKmeans", "balancedInOrder", "balancedRandom", "huffman"] = "hierarchicalKmeans"
+    tree_type: Literal["hierarchicalKmeans", "balancedInOrder", "balancedRandom", "huffman"] = (
+        "hierarchicalKmeans"
+    )
     arity: int = Field(default=2, ge=2)
     max_leaves: int = Field(default=100, ge=2)
     kmeans_eps: float = Field(default=1e-4, gt=0)
@@ -58,8 +60,8 @@ def message_sizes(spec: RunSpec) -> list[int]:
 
 
 def top5(predictions: list[list[tuple[int, float]]]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Lists of (label, probability) as ids int32 [n, 5] and scores float32 [n, 5], best first, ties to the lower
-    id; -1 where the tree found fewer."""
+    """Lists of (label, probability) as ids int32 [n, 5] and scores float32 [n, 5], best first, ties to the
+    lower id; -1 where the tree found fewer."""
     ids = np.full((len(predictions), 5), -1, np.int32)
     scores = np.zeros((len(predictions), 5), np.float32)
     for row, found in enumerate(predictions):

@@ -41,4 +41,6 @@ def run(spec: RunSpec, recorder: Recorder) -> None:
     use_threads(spec.cluster.cores)
     dataset = read_dataset(spec)
     settings = Settings.model_validate(spec.settings)
-    race(spec, recorder, dataset, RecipeTrainer(dataset, settings, seed=spec.seed, batch_size=spec.batch_size))
+    race(
+        spec, recorder, dataset, RecipeTrainer(dataset, settings, seed=spec.seed, batch_size=spec.batch_size)
+    )

@@ -12,19 +12,19 @@ Floats = NDArray[np.float32]
 
 
 class Triplets(NamedTuple):
-    """A sparse matrix as TensorFlow wants it: index int64 [nnz, 2] in row order, values float32 [nnz]."""
+    """A sparse matrix as TensorFlow wants it: places int64 [nnz, 2] in row order, values float32 [nnz]."""
 
-    index: NDArray[np.int64]
+    places: NDArray[np.int64]
     values: Floats
 
     @staticmethod
     def of(matrix: sparse.spmatrix) -> "Triplets":
         """The triplets of a scipy matrix."""
         matrix = matrix.tocsr()
-        index = np.empty((matrix.nnz, 2), np.int64)
-        index[:, 0] = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-        index[:, 1] = matrix.indices
-        return Triplets(index, np.asarray(matrix.data, np.float32))
+        places = np.empty((matrix.nnz, 2), np.int64)
+        places[:, 0] = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+        places[:, 1] = matrix.indices
+        return Triplets(places, np.asarray(matrix.data, np.float32))
 
 
 class Distinct:
@@ -55,8 +55,9 @@ class Distinct:
 class Inputs:
     """The inputs of some points.
 
-    x [points, D] serves the forward product. x_t [u, points] is its transpose over the distinct features int32 [u]
-    that the points touch: the product with it sums a feature's gradient over its points, a row a thread.
+    x [points, D] serves the forward product. x_t [u, points] is its transpose over the distinct features
+    int32 [u] that the points touch: the product with it sums a feature's gradient over its points, a row a
+    thread.
     """
 
     points: int
@@ -76,7 +77,9 @@ class InputMaker:
         """The inputs of `rows`; over `features` (ascending, a superset of theirs) where those are given."""
         x = self._x[rows]
         found = self._distinct.of(x.indices if features is None else features)
-        local = sparse.csr_matrix((x.data, self._distinct.places(x.indices), x.indptr), shape=(len(rows), len(found)))
+        local = sparse.csr_matrix(
+            (x.data, self._distinct.places(x.indices), x.indptr), shape=(len(rows), len(found))
+        )
         return Inputs(len(rows), found, Triplets.of(x), Triplets.of(local.T))
 
     def features(self, rows: Ints) -> NDArray[np.int32]:
@@ -92,8 +95,8 @@ class InputMaker:
 def log_inclusion(counts: Ints, num_points: int, batch_size: int, extras: int) -> Floats:
     """log q: the logarithm of the chance that a label is in the batch's active set for another point's sake.
 
-    q = 1 - (1 - count / N)^(B - 1) (1 - 1 / L)^S: the label is among those of the other B - 1 points, or among S
-    uniform draws from all L.
+    q = 1 - (1 - count / N)^(B - 1) (1 - 1 / L)^S: the label is among those of the other B - 1 points, or
+    among S uniform draws from all L.
 
     Args:
         counts: [L] training points of each label.
@@ -111,7 +114,8 @@ def log_inclusion(counts: Ints, num_points: int, batch_size: int, extras: int) -
 
 @dataclass(frozen=True)
 class ActiveLabels:
-    """The output layer's work of one batch: labels int32 [a], shift and target float32 [points, a], weight [points]."""
+    """The output layer's work of one batch: labels int32 [a], shift and target float32 [points, a], weight
+    [points]."""
 
     labels: NDArray[np.int32]
     shift: Floats
@@ -132,7 +136,14 @@ class LabelMaker:
     """
 
     def __init__(
-        self, y: sparse.csr_matrix, batch_size: int, *, extras: int, logq: bool, weight_labels: bool, seed: int
+        self,
+        y: sparse.csr_matrix,
+        batch_size: int,
+        *,
+        extras: int,
+        logq: bool,
+        weight_labels: bool,
+        seed: int,
     ) -> None:
         self._y = y
         self._extras = extras
@@ -174,8 +185,8 @@ def point_weights(counts: Ints, batch: int, weight_labels: bool) -> Floats:
 def own_part(batch: Ints, rank: int, size: int) -> tuple[Ints, bool]:
     """This rank's points of a global batch, and whether they are only a stand-in.
 
-    A last batch smaller than the number of ranks leaves some of them without a point; such a rank works on the
-    first one with weight 0, so that all ranks take part in every exchange.
+    A last batch smaller than the number of ranks leaves some of them without a point; such a rank works on
+    the first one with weight 0, so that all ranks take part in every exchange.
     """
     own = batch[rank::size]
     return (own, False) if len(own) else (batch[:1], True)

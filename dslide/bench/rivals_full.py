@@ -1,8 +1,8 @@
 """Full softmax in TensorFlow with dense gradients, on one node or averaged over ranks.
 
-The network of the SLIDE papers' TensorFlow baseline: sparse input, ReLU, softmax over all labels with the target
-spread evenly over a point's labels, biases in both layers. A bias is the weight of a constant input, so that it
-costs no pass of its own over the [batch, labels] errors.
+The network of the SLIDE papers' TensorFlow baseline: sparse input, ReLU, softmax over all labels with the
+target spread evenly over a point's labels, biases in both layers. A bias is the weight of a constant input,
+so that it costs no pass of its own over the [batch, labels] errors.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,8 @@ Reduce = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 
 
 class Feed(NamedTuple):
-    """A batch as a rank sees it: inputs; places int64 [m, 2] (point, label) and values of the target; weight [points]."""
+    """A batch as a rank sees it: inputs; places int64 [m, 2] (point, label) and values of the target; weight
+    [points]."""
 
     inputs: Inputs
     places: NDArray[np.int64]
@@ -133,7 +134,9 @@ class FullTrainer:
         h = tf.nn.relu(rt.sparse_product(index, values, points, w1) + b1)
         return tf.pad(h, [[0, 0], [0, 1]], constant_values=1.0)
 
-    def _score_graph(self, index: tf.Tensor, values: tf.Tensor, points: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _score_graph(
+        self, index: tf.Tensor, values: tf.Tensor, points: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         scores = tf.matmul(self._hidden(index, values, points), self.weights[2], transpose_b=True)
         return tf.math.top_k(scores, min(5, scores.shape[1]))
 
@@ -169,7 +172,9 @@ class FullTrainer:
         gradients = [d_w1, d_b1, d_w2]
         if self._reduce is not None:
             gradients = self._reduce(gradients)
-        for place, (weights, slots, gradient) in enumerate(zip(self.weights, self.state, gradients, strict=True)):
+        for place, (weights, slots, gradient) in enumerate(
+            zip(self.weights, self.state, gradients, strict=True)
+        ):
             if s.optimizer == "adam":
                 tf.raw_ops.ResourceApplyAdam(
                     **{"var": weights.handle, "m": slots[0].handle, "v": slots[1].handle, "grad": gradient},
@@ -177,8 +182,16 @@ class FullTrainer:
                     **{"beta1_power": beta1_power, "beta2_power": beta2_power},
                 )
                 continue
-            adagrad = {"var": weights.handle, "accum": slots[0].handle, "lr": rate, "epsilon": s.eps, "grad": gradient}
-            if place == 0 and sparse_rows:  # Adagrad leaves a row without a gradient as it is: the same result
+            adagrad = {
+                "var": weights.handle,
+                "accum": slots[0].handle,
+                "lr": rate,
+                "epsilon": s.eps,
+                "grad": gradient,
+            }
+            if (
+                place == 0 and sparse_rows
+            ):  # Adagrad leaves a row without a gradient as it is: the same result
                 tf.raw_ops.ResourceSparseApplyAdagradV2(indices=features, **adagrad)
             else:
                 tf.raw_ops.ResourceApplyAdagradV2(**adagrad)

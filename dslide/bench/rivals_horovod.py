@@ -1,7 +1,7 @@
 """Horovod parts: how its ranks meet for the records, and how gradients meet in a step.
 
-Gradients are summed, not averaged: every rank weighs its points by the global batch, so that the sum is one node's
-gradient, for parts of unequal size too. Plain reductions are used, no Keras optimiser wrapper.
+Gradients are summed, not averaged: every rank weighs its points by the global batch, so that the sum is one
+node's gradient, for parts of unequal size too. Plain reductions are used, no Keras optimiser wrapper.
 """
 
 import horovod.tensorflow as hvd
@@ -41,8 +41,9 @@ class SparseExchange:
     """The recipe's gradients over Horovod: rows of the batch only, a row's points summed before it is sent.
 
     All ranks know the whole batch and with it the active labels and everyone's features: no ids are sent. The
-    active labels' gradient rows are the same rows on all ranks and are all-reduced. Input rows: each rank either
-    sends the rows that its own points touch ("allgather"), or all-reduces the rows of the whole batch ("allreduce").
+    active labels' gradient rows are the same rows on all ranks and are all-reduced. Input rows: each rank
+    either sends the rows that its own points touch ("allgather"), or all-reduces the rows of the whole batch
+    ("allreduce").
 
     Args:
         inputs: "allgather" or "allreduce".

@@ -15,7 +15,6 @@ from dslide.bench.records import Recorder
 from dslide.bench.spec import RunSpec
 from dslide.data import Dataset, Points, batches, load
 
-_SAY_EVERY = 5.0  # seconds between progress lines
 _CHECK_EVERY = 2.0  # seconds between looks at the budget: the ranks must agree, which costs an exchange
 
 
@@ -67,8 +66,8 @@ def _feeds(ahead: Executor, trainer: Trainer, order: Iterator[NDArray[np.int64]]
 def race(spec: RunSpec, recorder: Recorder, dataset: Dataset, trainer: Trainer, **meta: Any) -> None:
     """Trains and evaluates by the spec and ends the record: `done`, `target`, `timeout` or `diverged`.
 
-    The clock runs from `prepare` to the last step and stands still during evaluations. With `pace_steps` only steps
-    are timed and nothing is evaluated. Collective.
+    The clock runs from `prepare` to the last step and stands still during evaluations. With `pace_steps` only
+    steps are timed and nothing is evaluated. Collective.
     """
     recorder.meta(data_hash=dataset.hash, **meta)
     recorder.start()
@@ -94,7 +93,6 @@ def _train(
     spec: RunSpec, recorder: Recorder, dataset: Dataset, trainer: Trainer, steps: int, looks: set[int]
 ) -> tuple[int, str | None]:
     """Trains up to `steps`; returns the steps done and the status that ended it early, if one did."""
-    said = time.monotonic()
     step, check, status = 0, 1, None
     with ThreadPoolExecutor(1) as ahead:
         recorder.clock.start()
@@ -111,9 +109,7 @@ def _train(
                 check = step + max(1, int(_CHECK_EVERY * step / seconds))
             if status is not None:
                 break
-            if recorder.rank == 0 and time.monotonic() - said > _SAY_EVERY:
-                said = time.monotonic()
-                print(f"step {step}/{steps}, {recorder.clock.seconds:.1f} s", file=sys.stderr, flush=True)
+            recorder.heartbeat(step, steps)
         recorder.clock.stop()
     return step, status
 
@@ -125,10 +121,12 @@ def _evaluate(spec: RunSpec, recorder: Recorder, dataset: Dataset, trainer: Trai
     points = len(dataset.train)
     samples = samples_at(step, points, spec.batch_size)
     seconds = time.perf_counter() - began
-    event = recorder.evaluation(step, samples, samples / points, ids, scores, dataset.test, eval_seconds=seconds)
+    event = recorder.evaluation(
+        step, samples, samples / points, ids, scores, dataset.test, eval_seconds=seconds
+    )
     if recorder.rank == 0:
-        text = f"step {step}, epoch {samples / points:.2f}: P@1 {event['p1']:.4f} after {event['train_seconds']:.2f} s"
-        print(text, file=sys.stderr, flush=True)
+        where = f"step {step}, epoch {samples / points:.2f}"
+        print(f"{where}: P@1 {event['p1']:.4f}, {event['train_seconds']:.2f} s", file=sys.stderr, flush=True)
     if recorder.agree(float(scores is not None and not np.isfinite(scores).all())):
         return "diverged"
     return "target" if spec.target is not None and event["p1"] >= spec.target else None
@@ -146,19 +144,15 @@ def _predict(
 
 
 def _pace(spec: RunSpec, recorder: Recorder, dataset: Dataset, trainer: Trainer, timed: int) -> None:
-    """Times single steps after a warm-up; the clock and its counters cover the timed ones alone."""
+    """Times single steps after a warm-up; a step waits for its batch, as it does in training."""
     trainer.prepare()
     total = spec.pace_warmup + timed
-    began = 0.0
     with ThreadPoolExecutor(1) as ahead:
-        for step, feed in enumerate(_feeds(ahead, trainer, _order(spec, len(dataset.train), total))):
-            if step == spec.pace_warmup:
-                recorder.clock.start()
-                began = time.perf_counter()
-            trainer.step(feed, step, 0.0)
-            if step >= spec.pace_warmup:
-                now = time.perf_counter()
-                recorder.event("step", step=step, seconds=now - began)
-                began = now
-    recorder.clock.stop()
+        feeds = enumerate(_feeds(ahead, trainer, _order(spec, len(dataset.train), total)))
+
+        def step() -> None:
+            number, feed = next(feeds)
+            trainer.step(feed, number, 0.0)
+
+        recorder.pace(step, warmup=spec.pace_warmup, steps=timed)
     recorder.end("done", steps=total)

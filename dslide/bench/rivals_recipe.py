@@ -1,8 +1,9 @@
-"""dslide's own training recipe in TensorFlow, on one node or with an exchange of sparse gradients between ranks.
+"""dslide's own training recipe in TensorFlow, on one node or with an exchange of sparse gradients between
+ranks.
 
-In-batch labels and uniform extras, log-Q with a point's own labels exempt, row-wise Adagrad with duplicates summed,
-class-mean start of the output rows, leaky ReLU, dropout, points weighted by the root of their labels, linear decay.
-What remains between this and dslide is the system, not the recipe.
+In-batch labels and uniform extras, log-Q with a point's own labels exempt, row-wise Adagrad with duplicates
+summed, class-mean start of the output rows, leaky ReLU, dropout, points weighted by the root of their labels,
+linear decay. What remains between this and dslide is the system, not the recipe.
 """
 
 from dataclasses import replace
@@ -22,8 +23,8 @@ from dslide.data import Dataset
 class Shared(NamedTuple):
     """A batch's inputs and the input rows that it updates.
 
-    inputs: of this rank's points. features: int32 [f], the distinct features of the whole batch. places: for each
-    row that arrives from the ranks, its position in `features`.
+    inputs: of this rank's points. features: int32 [f], the distinct features of the whole batch. places: for
+    each row that arrives from the ranks, its position in `features`.
     """
 
     inputs: Inputs
@@ -44,7 +45,8 @@ class Exchange(Protocol):
         """The sum over ranks of gradients [a, H] of the same active labels on all ranks; traced."""
 
     def inputs(self, gradient: tf.Tensor, places: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-        """The sum over ranks of the input rows' gradients, [count, H] for the batch's `count` features; traced."""
+        """The sum over ranks of the input rows' gradients, [count, H] for the batch's `count` features;
+        traced."""
 
 
 class Alone:
@@ -85,7 +87,13 @@ class RecipeTrainer:
     """
 
     def __init__(
-        self, dataset: Dataset, settings: RecipeSettings, *, seed: int, batch_size: int, exchange: Exchange | None = None
+        self,
+        dataset: Dataset,
+        settings: RecipeSettings,
+        *,
+        seed: int,
+        batch_size: int,
+        exchange: Exchange | None = None,
     ) -> None:
         self._settings = settings
         self._seed = seed
@@ -103,7 +111,9 @@ class RecipeTrainer:
     def _reset(self) -> None:
         """The initial weights: only the input rows are random, the same on all ranks."""
         random = np.random.Generator(np.random.Philox(key=[self._seed, 1]))
-        self.w1.assign(random.standard_normal(self.w1.shape, np.float32) * np.float32(self._settings.init_std))
+        self.w1.assign(
+            random.standard_normal(self.w1.shape, np.float32) * np.float32(self._settings.init_std)
+        )
         self.w2.assign(tf.zeros_like(self.w2))
         self.v1.assign(tf.fill(self.v1.shape, self._settings.initial_accumulator_input))
         self.v2.assign(tf.fill(self.v2.shape, self._settings.initial_accumulator))
@@ -206,12 +216,19 @@ class RecipeTrainer:
     def _hidden(self, index: tf.Tensor, values: tf.Tensor, points: tf.Tensor) -> tf.Tensor:
         return tf.nn.leaky_relu(rt.sparse_product(index, values, points, self.w1), self._settings.slope)
 
-    def _score_graph(self, index: tf.Tensor, values: tf.Tensor, points: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _score_graph(
+        self, index: tf.Tensor, values: tf.Tensor, points: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         scores = tf.matmul(self._hidden(index, values, points), self.w2, transpose_b=True)
         return tf.math.top_k(scores, min(5, scores.shape[1]))
 
     def _start_outputs_graph(
-        self, x_index: tf.Tensor, x_values: tf.Tensor, points: tf.Tensor, yt_index: tf.Tensor, yt_values: tf.Tensor
+        self,
+        x_index: tf.Tensor,
+        x_values: tf.Tensor,
+        points: tf.Tensor,
+        yt_index: tf.Tensor,
+        yt_values: tf.Tensor,
     ) -> None:
         """Output rows = the unit-normalised sums over a label's points of (h - mean h)."""
         h = self._hidden(x_index, x_values, points)

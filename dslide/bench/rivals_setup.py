@@ -13,8 +13,8 @@ from dslide.bench.spec import RunSpec
 
 REMEDY = "run scripts/install_rivals.sh (or `make`), which installs it"
 
-# glibc gives large blocks back to the kernel after every step and gets them again page by page: kept, and in large
-# pages, a full-softmax step takes two thirds of the time.
+# glibc gives large blocks back to the kernel after every step and gets them again page by page: kept, and in
+# large pages, a full-softmax step takes two thirds of the time.
 TENSORFLOW_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
@@ -57,7 +57,9 @@ class FullSettings(BaseModel, extra="forbid"):
     initial_accumulator: float = Field(default=0.1, ge=0, description="Adagrad's, of the output layer")
     initial_accumulator_input: float = Field(default=0.1, ge=0, description="Adagrad's, of the input layer")
     schedule: Literal["linear", "constant"] = "constant"
-    init_std: float | None = Field(default=None, gt=0, description="of both layers; None: 2 / sqrt(fan in + fan out)")
+    init_std: float | None = Field(
+        default=None, gt=0, description="of both layers; None: 2 / sqrt(fan in + fan out)"
+    )
 
 
 class RecipeSettings(BaseModel, extra="forbid"):
@@ -67,9 +69,11 @@ class RecipeSettings(BaseModel, extra="forbid"):
     lr: float = Field(default=0.1, gt=0)
     eps: float = Field(default=1e-8, ge=0)
     initial_accumulator: float = Field(default=1e-7, ge=0, description="of the output rows")
-    initial_accumulator_input: float = Field(default=0.0, ge=0)
+    initial_accumulator_input: float = Field(default=1e-8, ge=0, description="of the input rows")
     schedule: Literal["linear", "constant"] = "linear"
-    extras: int = Field(default=0, ge=0, description="uniform negatives a batch beside the batch's own labels")
+    extras: int = Field(
+        default=0, ge=0, description="uniform negatives a batch beside the batch's own labels"
+    )
     logq: bool = True
     slope: float = Field(default=0.4, ge=0, le=1)
     dropout: float = Field(default=0.1, ge=0, lt=1)

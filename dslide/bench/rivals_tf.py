@@ -1,7 +1,8 @@
 """TensorFlow parts that the rivals share: threads, the sparse first layer, row-wise Adagrad, exact top-5.
 
-Gradients are written out: a step of a few milliseconds has no time for a tape, and the tests hold them against numpy.
-Import this module only in a process that is to run TensorFlow (`find_spec` says whether it is there).
+Gradients are written out: a step of a few milliseconds has no time for a tape, and the tests hold them
+against numpy. Import this module only in a process that is to run TensorFlow (`find_spec` says whether it is
+there).
 """
 
 import os
@@ -33,20 +34,25 @@ def use_threads(threads: int) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(max(1, threads // 2))
 
 
-def csr(index: tf.Tensor, values: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-    """TensorFlow's CSR matrix from triplets in row order. Its product runs a row a thread, several times faster
-    than `tf.sparse.sparse_dense_matmul` on the triplets."""
+def csr(places: tf.Tensor, values: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+    """TensorFlow's CSR matrix from triplets in row order. Its product runs a row a thread, several times
+    faster than `tf.sparse.sparse_dense_matmul` on the triplets."""
     shape = tf.cast(tf.stack([rows, columns]), I64)
-    return tf.raw_ops.SparseTensorToCSRSparseMatrix(indices=index, values=values, dense_shape=shape)
+    return tf.raw_ops.SparseTensorToCSRSparseMatrix(indices=places, values=values, dense_shape=shape)
 
 
-def sparse_product(index: tf.Tensor, values: tf.Tensor, rows: tf.Tensor, dense: tf.Tensor) -> tf.Tensor:
+def sparse_product(places: tf.Tensor, values: tf.Tensor, rows: tf.Tensor, dense: tf.Tensor) -> tf.Tensor:
     """[rows, n] product of a sparse matrix with `dense` [columns, n]."""
-    return tf.raw_ops.SparseMatrixMatMul(a=csr(index, values, rows, tf.shape(dense)[0]), b=dense)
+    return tf.raw_ops.SparseMatrixMatMul(a=csr(places, values, rows, tf.shape(dense)[0]), b=dense)
 
 
 def row_adagrad(
-    weights: tf.Variable, state: tf.Variable, rows: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor, eps: float
+    weights: tf.Variable,
+    state: tf.Variable,
+    rows: tf.Tensor,
+    gradient: tf.Tensor,
+    rate: tf.Tensor,
+    eps: float,
 ) -> None:
     """Row-wise Adagrad: v += mean(g^2), w -= rate g / (sqrt(v) + eps), on `rows` (distinct) of `weights`."""
     v = tf.gather(state, rows) + tf.reduce_mean(tf.square(gradient), axis=1)
@@ -58,10 +64,11 @@ def row_adagrad(
 def top5(
     score: "tf.types.experimental.PolymorphicFunction", x: sparse.csr_matrix, chunk: int = 512
 ) -> tuple[NDArray[np.int32], Floats]:
-    """Exact top-5 of all points of `x`, `chunk` at a time; equal scores go to the lower id, as tf.math.top_k does.
+    """Exact top-5 of all points of `x`, `chunk` at a time; equal scores go to the lower id, as tf.math.top_k
+    does.
 
     Args:
-        score: takes (index, values, rows) of a chunk; returns (scores [rows, 5], ids int32 [rows, 5]).
+        score: takes (places, values, rows) of a chunk; returns (scores [rows, 5], ids int32 [rows, 5]).
         x: CSR [n, D].
 
     Returns:
@@ -72,7 +79,7 @@ def top5(
     for begin in range(0, x.shape[0], chunk):
         part = x[begin : begin + chunk]
         triplets = Triplets.of(part)
-        values, labels = score(triplets.index, triplets.values, np.int32(part.shape[0]))
+        values, labels = score(*triplets, np.int32(part.shape[0]))
         ids[begin : begin + chunk, : labels.shape[1]] = labels.numpy()
         scores[begin : begin + chunk, : labels.shape[1]] = values.numpy()
     return ids, scores
