@@ -28,8 +28,10 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from dslide.data import format
+from dslide.data.format import Points
 from dslide.data.progress import Progress, progress
 from dslide.errors import UserError
+from dslide.files import write_atomic
 
 # Part of the source hash: change it when the same text becomes other arrays.
 CONVERT_VERSION = 1
@@ -133,6 +135,18 @@ def convert(
             raise UserError(f"{len(label_names)} label names for {work.num_labels} labels")
         if test is None:
             format.write_points(work.folder / "test", format.empty(work.num_features, work.num_labels))
+
+
+def write_xc(path: Path, points: Points) -> None:
+    """Writes points as XC text that converts back to the same bits."""
+    lines = [f"{len(points)} {points.num_features} {points.num_labels}\n"]
+    for i in range(len(points)):
+        labels = points.y_indices[points.y_indptr[i] : points.y_indptr[i + 1]]
+        at = slice(points.x_indptr[i], points.x_indptr[i + 1])
+        # a numpy float32 prints the fewest digits that give it back
+        pairs = (f"{j}:{v!s}" for j, v in zip(points.x_indices[at], points.x_values[at], strict=True))
+        lines.append(f"{','.join(map(str, labels))} {' '.join(pairs)}\n")
+    write_atomic(path, "".join(lines))
 
 
 def _convert_split(
