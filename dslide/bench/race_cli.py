@@ -113,10 +113,8 @@ def link(
     for line in [*report["sizes"], *report["both_ways"]]:
         times = f"{line['ms']:>10.3f} ms  ideal {line['ideal_ms']:>10.3f} ms"
         print(f"{line['bytes']:>10} B {line['mode']:>6} {times}  {line['verdict']}")
-    print(
-        f"faithful: {report['faithful']}; round trip {report['rtt_ms']} ms; lost {report['lost_packets']} packets"
-    )
-    print(f"{report['congestion_control']}; {report['throttle']}")
+    print(f"faithful: {report['faithful']}; round trip {report['rtt_ms']} ms")
+    print(f"{report['lost_packets']} packets lost; {report['congestion_control']}; {report['throttle']}")
 
 
 @app.command(name="systems")
