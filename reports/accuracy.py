@@ -22,7 +22,8 @@ def last(entry: Entry) -> pd.DataFrame:
 
 
 def decomposition(race: Race) -> list[dict[str, object]]:
-    """On one node: the recipe's part (TensorFlow with it over TensorFlow's full softmax) and the system's part.
+    """On one node: the recipe's part (TensorFlow with it over TensorFlow's full softmax) and the
+    system's part.
 
     Each row compares two entries: end P@1 of both, and how many times longer the first takes to each target.
     """
@@ -43,7 +44,9 @@ def decomposition(race: Race) -> list[dict[str, object]]:
 
 
 def _on_one_node(race: Race, part: str) -> Entry | None:
-    entries = [e for e in race.entries if e.cluster.nodes == 1 and e.counted and roles.role(race, e.system) == part]
+    entries = [
+        e for e in race.entries if e.cluster.nodes == 1 and e.counted and roles.role(race, e.system) == part
+    ]
     return next(iter(entries), None)
 
 
@@ -51,31 +54,64 @@ def table(race: Race) -> Table:
     data, rows = [], []
     for entry in race.entries:
         row = {"system": entry.label, "cluster": entry.cluster.title}
-        record: dict[str, object] = {"system": entry.system, "cluster": entry.cluster.id, "status": entry.statuses,
-                                     "kind": "composed" if entry.composed else "measured", "reason": entry.reason or ""}  # fmt: skip
+        record: dict[str, object] = {
+            "system": entry.system,
+            "cluster": entry.cluster.id,
+            "status": entry.statuses,
+            "kind": "composed" if entry.composed else "measured",
+            "reason": entry.reason or "",
+        }
         if not entry.counted:
-            rows.append(row | {"P@1": entry.reason or "", "P@3": "", "P@5": "", "epochs": "", "seconds": "", "ended": ""})
+            rows.append(
+                row
+                | {"P@1": entry.reason or "", "P@3": "", "P@5": "", "epochs": "", "seconds": "", "ended": ""}
+            )
             data.append(record)
             continue
         ends = last(entry)
         for k in ("p1", "p3", "p5"):
-            record[k], record[f"{k}_low"], record[f"{k}_high"] = ends[k].median(), ends[k].min(), ends[k].max()
-        record |= {"epochs": ends["epoch"].median(), "seconds": ends["train_seconds"].median(), "seeds": len(ends)}
+            record[k], record[f"{k}_low"], record[f"{k}_high"] = (
+                ends[k].median(),
+                ends[k].min(),
+                ends[k].max(),
+            )
+        record |= {
+            "epochs": ends["epoch"].median(),
+            "seconds": ends["train_seconds"].median(),
+            "seeds": len(ends),
+        }
         data.append(record)
         mark = COMPOSED if entry.composed else ""
-        rows.append(row | {"P@1": _percent(ends["p1"]), "P@3": f"{ends['p3'].median():.2%}", "P@5": f"{ends['p5'].median():.2%}",
-                           "epochs": f"{ends['epoch'].median():.2g}", "seconds": number(ends["train_seconds"].median()) + mark,
-                           "ended": entry.statuses})  # fmt: skip
+        rows.append(
+            row
+            | {
+                "P@1": _percent(ends["p1"]),
+                "P@3": f"{ends['p3'].median():.2%}",
+                "P@5": f"{ends['p5'].median():.2%}",
+                "epochs": f"{ends['epoch'].median():.2g}",
+                "seconds": number(ends["train_seconds"].median()) + mark,
+                "ended": entry.statuses,
+            }
+        )
     parts = [("", pd.DataFrame(rows))]
     shares = []
     for part in decomposition(race):
         before, after = part["from"], part["to"]
         assert isinstance(before, Entry) and isinstance(after, Entry) and isinstance(part["ratios"], dict)
         p1 = [last(entry)["p1"].median() for entry in (before, after)]
-        share = {"what": part["what"], "compared": f"{before.label} → {after.label}", "end P@1": f"{p1[0]:.2%} → {p1[1]:.2%}"}
-        shares.append(share | {f"times faster to {t:.2f}": str(r) if r else "–" for t, r in part["ratios"].items()})
+        share = {
+            "what": part["what"],
+            "compared": f"{before.label} → {after.label}",
+            "end P@1": f"{p1[0]:.2%} → {p1[1]:.2%}",
+        }
+        shares.append(
+            share | {f"times faster to {t:.2f}": str(r) if r else "–" for t, r in part["ratios"].items()}
+        )
     parts.append(("Where the lead comes from (one node)", pd.DataFrame(shares)))
-    notes = ["P@k of the last evaluation on the whole test split; medians over seeds, the seeds' range of P@1 in brackets."]
+    notes = [
+        "P@k of the last evaluation on the whole test split; medians over seeds, the seeds' range of P@1 "
+        "in brackets."
+    ]
     if any(e.composed and e.counted for e in race.entries):
         notes.append(f"{COMPOSED} composed seconds.")
     return Table(pd.DataFrame(data), parts, notes)

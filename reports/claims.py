@@ -44,7 +44,11 @@ def ours(race: Race, rule: str) -> tuple[str, str]:
     first, second = (_entry(race, word) for word in rule.split("/"))
     if first is None or second is None or (first.cluster.nodes > 1 and first.cluster != second.cluster):
         return "", "no run"
-    found = [(t, r) for t in sorted(all_targets(race), reverse=True) if (r := ratio(reach(second, t), reach(first, t)))]
+    found = [
+        (t, r)
+        for t in sorted(all_targets(race), reverse=True)
+        if (r := ratio(reach(second, t), reach(first, t)))
+    ]
     if not found:
         return "", "no common target"
     target, value = next((pair for pair in found if not pair[1].sign), found[0])
@@ -56,7 +60,9 @@ def table(race: Race) -> Table:
     for claim in read_claims():
         value, where = ours(race, claim["ours"])
         data.append({k: v for k, v in claim.items() if k != "ours"} | {"ours": value, "ours_where": where})
-        published = f"{number(float(claim['value'])).removesuffix('.00')} {claim['unit']}" if claim["value"] else ""
+        published = (
+            f"{number(float(claim['value'])).removesuffix('.00')} {claim['unit']}" if claim["value"] else ""
+        )
         rows.append(
             {
                 "paper": claim["paper"],
@@ -70,6 +76,7 @@ def table(race: Race) -> Table:
         )
     notes = [
         "Published values: " + "; ".join(f"[{mark}] {text}" for mark, text in MARKS.items()) + ". ",
-        "Other data, other hardware, other years: the columns stand side by side to show the claim's kind, not to be divided.",
+        "Other data, other hardware, other years: the columns stand side by side to show the claim's "
+        "kind, not to be divided.",
     ]
     return Table(pd.DataFrame(data), [("", pd.DataFrame(rows))], notes)

@@ -1,7 +1,8 @@
 """What was tuned: the recorded searches of results/reference/search/, one JSON file a system.
 
-A file is an object with `system`, `trials` (a list of objects with `settings` and `p1`, P@1 on a validation part of the
-training set, and perhaps `error`), `chosen` (settings), and optionally `label`, `data`, `space` (what was searched).
+A file is an object with `system`, `trials` (a list of objects with `settings` and `p1`, P@1 on a validation part
+of the training set, and perhaps `error`), `chosen` (settings), and optionally `label` and `space` (what was
+searched).
 """
 
 import json
@@ -51,8 +52,14 @@ def table(race: Race) -> Table:
         chosen = chosen.get("settings", chosen) if isinstance(chosen, dict) else chosen
         varied = sorted({key for t in trials for key in (t.get("settings") or {})})
         tuned = _settings(record["space"]) if record.get("space") else ", ".join(varied)
-        data.append({"system": record["system"], "trials": len(trials), "best_validation_p1": max(scores, default=None),
-                     "chosen": json.dumps(chosen, sort_keys=True)})  # fmt: skip
+        data.append(
+            {
+                "system": record["system"],
+                "trials": len(trials),
+                "best_validation_p1": max(scores, default=None),
+                "chosen": json.dumps(chosen, sort_keys=True),
+            }
+        )
         rows.append(
             {
                 "system": str(record.get("label") or record["system"]),
@@ -62,5 +69,8 @@ def table(race: Race) -> Table:
                 "chosen": _settings(chosen),
             }
         )
-    notes = ["Searched on a validation part of the training set, never on the test split; every trial is in the record."]
+    notes = [
+        "Searched on a validation part of the training set, never on the test split; every trial is in "
+        "the record."
+    ]
     return Table(pd.DataFrame(data), [("", pd.DataFrame(rows))], notes)

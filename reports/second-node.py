@@ -21,7 +21,8 @@ TITLE = "When a second node pays"
 
 @dataclass(frozen=True)
 class Point:
-    """A timed run: rows of the output layer that a batch touches, all ranks together, and samples a second."""
+    """A timed run: rows of the output layer that a batch touches, all ranks together, and samples a
+    second."""
 
     rows: float
     speed: float
@@ -64,9 +65,9 @@ def sweep(race: Race) -> dict[str, list[Point]]:
 def gains(race: Race) -> dict[str, list[tuple[float, float]]]:
     """(rows, speed of several nodes over one node's at as many rows) by cluster shape.
 
-    The one node has as many cores as each of the several where the sweep has such a shape, else what it has (see
-    `alone`). Its speed is interpolated between its measured points, on logarithms of both, and never beyond them
-    (5 % of slack: the rows of two runs with the same setting differ a little).
+    The one node has as many cores as each of the several where the sweep has such a shape, else what it has
+    (see `alone`). Its speed is interpolated between its measured points, on logarithms of both, and never beyond
+    them (5 % of slack: the rows of two runs with the same setting differ a little).
     """
     points = sweep(race)
     found: dict[str, list[tuple[float, float]]] = {}
@@ -89,7 +90,9 @@ def alone(race: Race, several: Cluster) -> Cluster | None:
 def _at(points: list[Point], rows: float) -> float | None:
     if not points or not points[0].rows / 1.05 <= rows <= points[-1].rows * 1.05:
         return None
-    return math.exp(_line([math.log(p.rows) for p in points], [math.log(p.speed) for p in points], math.log(rows)))
+    return math.exp(
+        _line([math.log(p.rows) for p in points], [math.log(p.speed) for p in points], math.log(rows))
+    )
 
 
 def _line(x: list[float], y: list[float], at: float) -> float:
@@ -102,7 +105,8 @@ def _line(x: list[float], y: list[float], at: float) -> float:
 
 
 def crossing(pairs: list[tuple[float, float]]) -> float | None:
-    """Rows from which on several nodes are faster than one; 0 if at all measured points, None if not at the last.
+    """Rows from which on several nodes are faster than one; 0 if at all measured points, None if not at
+    the last.
 
     The last crossing counts; between two points it is interpolated on logarithms.
     """
@@ -137,7 +141,9 @@ def _sentence(cluster: Cluster, one: Cluster, pairs: list[tuple[float, float]], 
         return f"{where} {what} does not pay at any number of active rows measured ({ends})."
     if cross == 0:
         return f"{where} {what} pays at every number of active rows measured ({ends})."
-    return f"{where} {what} pays from about {float(f'{cross:.2g}'):,.0f} active output rows a batch on ({ends})."
+    return (
+        f"{where} {what} pays from about {float(f'{cross:.2g}'):,.0f} active output rows a batch on ({ends})."
+    )
 
 
 def table(race: Race) -> Table:
@@ -147,11 +153,24 @@ def table(race: Race) -> Table:
         over = dict(gained.get(cluster, []))
         for point in points:
             gain = over.get(point.rows)
-            data.append({"cluster": cluster, "nodes": race.clusters[cluster].nodes, "cores": race.clusters[cluster].cores,
-                         "active_rows_per_batch": point.rows, "samples_per_second": point.speed,
-                         "over_one_node": gain})  # fmt: skip
-            rows.append({"cluster": race.clusters[cluster].shape, "active rows a batch": f"{point.rows:,.0f}",
-                         "samples/s": number(point.speed), "times one node": number(gain) if gain else ""})  # fmt: skip
+            data.append(
+                {
+                    "cluster": cluster,
+                    "nodes": race.clusters[cluster].nodes,
+                    "cores": race.clusters[cluster].cores,
+                    "active_rows_per_batch": point.rows,
+                    "samples_per_second": point.speed,
+                    "over_one_node": gain,
+                }
+            )
+            rows.append(
+                {
+                    "cluster": race.clusters[cluster].shape,
+                    "active rows a batch": f"{point.rows:,.0f}",
+                    "samples/s": number(point.speed),
+                    "times one node": number(gain) if gain else "",
+                }
+            )
     return Table(pd.DataFrame(data), [("", pd.DataFrame(rows))], sentences(race))
 
 
@@ -161,17 +180,33 @@ def figure(race: Race) -> Figure:
     if not points:
         return look.nothing("The experiment has no sweep, or none of its runs ended well.")
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.3), layout="constrained")
-    shades = {c: colour for c, colour in zip(points, ("#667080", "#d1462f", "#0b4f9e", "#1d7a46", "#8a4fa3"), strict=False)}
+    shades = {
+        c: colour
+        for c, colour in zip(points, ("#667080", "#d1462f", "#0b4f9e", "#1d7a46", "#8a4fa3"), strict=False)
+    }
     marks = dict(zip(points, "os^Dv", strict=False))
     for cluster, several in points.items():
-        left.plot([p.rows for p in several], [p.speed for p in several], color=shades.get(cluster, look.GREY),
-                  marker=marks.get(cluster, "o"), label=race.clusters[cluster].shape)  # fmt: skip
+        left.plot(
+            [p.rows for p in several],
+            [p.speed for p in several],
+            color=shades.get(cluster, look.GREY),
+            marker=marks.get(cluster, "o"),
+            label=race.clusters[cluster].shape,
+        )
     left.set_yscale("log")
     left.set_ylabel("training samples/s (log)")
     left.legend(loc="lower left")
     right.axhline(1, color=look.GREY, linewidth=0.9)
-    right.annotate("one node", (1, 1), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
-                   ha="right", fontsize=7.5, color=look.GREY)  # fmt: skip
+    right.annotate(
+        "one node",
+        (1, 1),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="right",
+        fontsize=7.5,
+        color=look.GREY,
+    )
     for cluster, pairs in gained.items():
         _gain(right, race.clusters[cluster], pairs, shades.get(cluster, look.GREY), marks.get(cluster, "o"))
     right.set_ylabel("speed over one node's")
@@ -192,15 +227,23 @@ def _gain(panel: Axes, cluster: Cluster, pairs: list[tuple[float, float]], colou
     if cross:
         panel.plot([cross, cross], [0, 1], color=colour, linewidth=0.9, linestyle=(0, (2, 2)))
         panel.plot(cross, 1, marker="o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
-        panel.annotate(f"{float(f'{cross:.2g}'):,.0f} rows", (cross, 0), xytext=(3, 4), textcoords="offset points",
-                       fontsize=7.5, color=colour)  # fmt: skip
+        panel.annotate(
+            f"{float(f'{cross:.2g}'):,.0f} rows",
+            (cross, 0),
+            xytext=(3, 4),
+            textcoords="offset points",
+            fontsize=7.5,
+            color=colour,
+        )
 
 
 def caption(race: Race) -> str:
     return " ".join(
         [
-            "Speed of training steps on one node and on several, against the output rows that a batch touches (more uniform "
-            "extra labels, more rows). All points are measured; circles mark where the interpolated line crosses one node's "
+            "Speed of training steps on one node and on several, against the output rows that a batch "
+            "touches (more uniform "
+            "extra labels, more rows). All points are measured; circles mark where the interpolated line "
+            "crosses one node's "
             "speed.",
             *sentences(race),
             *facts.context(race),

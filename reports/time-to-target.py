@@ -1,4 +1,5 @@
-"""Time to target: when every system first stood at or above a P@1, and how many times longer its rivals take."""
+"""Time to target: when every system first stood at or above a P@1, and how many times longer its rivals
+take."""
 
 import math
 
@@ -17,11 +18,11 @@ TITLE = "Time to target"
 
 # What every row is compared with; a ratio above 1 says that the other takes longer.
 _AGAINST = {
-    "dense_published": "÷ dense Horovod, as published",
-    "dense_tuned": "÷ dense Horovod, tuned",
-    "fastest_horovod": "÷ fastest Horovod",
-    "own_one_node": "÷ itself on one node",
-    "best_one_node": "÷ best on one node",
+    "dense_published": "dense Horovod published ×",
+    "dense_tuned": "dense Horovod tuned ×",
+    "fastest_horovod": "fastest Horovod ×",
+    "own_one_node": "itself on one node ×",
+    "best_one_node": "best on one node ×",
 }
 
 
@@ -56,14 +57,18 @@ def table(race: Race) -> Table:
             found = reach(entry, target)
             compared = ratios(race, entry, target) if found else dict.fromkeys(_AGAINST)
             data.append(_record(target, entry, found, compared))
-            rows.append(((found.seconds, found.bound) if found else (math.inf, True), _row(entry, found, compared)))
+            rows.append(
+                ((found.seconds, found.bound) if found else (math.inf, True), _row(entry, found, compared))
+            )
         rows.sort(key=lambda row: (row[0][1], row[0][0]))
-        kind = "" if target in race.targets else " (the highest that every system reached)"
+        kind = "" if target in race.targets else " (the highest that every line reached)"
         parts.append((f"P@1 {target:.2f}{kind}", pd.DataFrame([row for _, row in rows])))
     return Table(pd.DataFrame(data), parts, _notes(race))
 
 
-def _record(target: float, entry: Entry, found: Reach | None, compared: dict[str, Ratio | None]) -> dict[str, object]:
+def _record(
+    target: float, entry: Entry, found: Reach | None, compared: dict[str, Ratio | None]
+) -> dict[str, object]:
     record: dict[str, object] = {
         "target": target,
         "system": entry.system,
@@ -74,7 +79,9 @@ def _record(target: float, entry: Entry, found: Reach | None, compared: dict[str
         "best_p1": float(entry.curve["p1"].max()) if entry.counted else None,
     }
     for key in ("seconds", "low", "high", "samples", "bound", "seeds", "misses"):
-        record[key if key not in ("low", "high") else f"seconds_{key}"] = getattr(found, key) if found else None
+        record[key if key not in ("low", "high") else f"seconds_{key}"] = (
+            getattr(found, key) if found else None
+        )
     for key, value in compared.items():
         record[f"ratio_{key}"] = value.value if value else None
         record[f"ratio_{key}_sign"] = value.sign if value else ""
@@ -84,7 +91,11 @@ def _record(target: float, entry: Entry, found: Reach | None, compared: dict[str
 def _row(entry: Entry, found: Reach | None, compared: dict[str, Ratio | None]) -> dict[str, str]:
     row = {"system": entry.label, "cluster": entry.cluster.title}
     if found is None:
-        return row | {"seconds": entry.reason or "", "seeds' range": "", "samples": ""} | dict.fromkeys(_AGAINST.values(), "")
+        return (
+            row
+            | {"seconds": entry.reason or "", "seeds' range": "", "samples": ""}
+            | dict.fromkeys(_AGAINST.values(), "")
+        )
     samples = f"{'> ' if found.bound else ''}{found.samples:,.0f}"
     row |= {"seconds": str(found), "seeds' range": found.range, "samples": samples}
     return row | {_AGAINST[key]: str(value) if value else "–" for key, value in compared.items()}
@@ -92,14 +103,17 @@ def _row(entry: Entry, found: Reach | None, compared: dict[str, Ratio | None]) -
 
 def _notes(race: Race) -> list[str]:
     notes = [
-        "Seconds of the training clock until the first evaluation at or above the target; medians over seeds. "
+        "Seconds of the training clock until the first evaluation at or above the target; medians over "
+        "seeds. "
         "\u201c> x\u201d: not reached by the last evaluation, at x.",
-        "A ratio says how many times longer the named rival takes, at the same link (for the last two columns: on one "
-        "node); below 1 the rival is faster. No ratio where both sides are bounds.",
+        "A column with × says how many times as long the named one takes, at the same link (the last two "
+        "columns: on one "
+        "node); below 1 it is faster than the row. No ratio where both sides are bounds.",
     ]
     if any(e.composed and e.counted for e in race.entries):
         notes.append(
-            f"{COMPOSED} composed: accuracy a step from a complete unthrottled run, step times measured on the throttled link."
+            f"{COMPOSED} composed: accuracy a step from a complete unthrottled run, step times measured "
+            f"on the throttled link."
         )
     return notes
 
@@ -113,14 +127,22 @@ def figure(race: Race) -> Figure:
     order = _order(entries, race.targets or targets)
     colours, shapes = look.colours(race), look.markers(race)
     figure, grid = plt.subplots(
-        1, len(targets), sharex=True, sharey=True, squeeze=False, layout="constrained",
-        figsize=(2.3 + (2.5 if len(targets) < 4 else 2.05) * len(targets), 0.9 + 0.2 * len(order) + 0.1 * len({e.system for e in order})),
-    )  # fmt: skip
+        1,
+        len(targets),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+        figsize=(
+            2.3 + (2.5 if len(targets) < 4 else 2.05) * len(targets),
+            0.9 + 0.2 * len(order) + 0.1 * len({e.system for e in order}),
+        ),
+    )
     heights = _heights(order)
     for panel, target in zip(grid[0], targets, strict=True):
         for entry, height in zip(order, heights, strict=True):
             _mark(panel, reach(entry, target), height, colours[entry.system], shapes[entry.cluster.id])
-        note = "" if target in race.targets else "\n(highest that all reached)"
+        note = "" if target in race.targets else "\nhighest all reached"
         panel.set_title(f"P@1 {target:.2f}{note}")
         panel.set_xscale("log")
         panel.set_xlabel("training seconds (log)")
@@ -164,36 +186,70 @@ def _mark(panel: plt.Axes, found: Reach | None, height: float, colour: str, shap
     if found.bound:
         panel.plot(found.seconds, height, marker=shape, color="white", markeredgecolor=colour, markersize=5)
         panel.annotate(
-            "", (found.seconds, height), xytext=(13, 0), textcoords="offset points",
+            "",
+            (found.seconds, height),
+            xytext=(13, 0),
+            textcoords="offset points",
             arrowprops={"arrowstyle": "<-", "color": colour, "lw": 1, "shrinkA": 0, "shrinkB": 3},
-        )  # fmt: skip
+        )
     else:
         face = "white" if found.composed else colour
         panel.plot(found.seconds, height, marker=shape, color=face, markeredgecolor=colour, markersize=5)
         if found.seeds > 1:
-            panel.plot([found.low, min(found.high, 1e9)], [height, height], color=colour, linewidth=1, zorder=1)
-    panel.annotate(str(found), (found.seconds if found.bound else max(found.seconds, min(found.high, 1e9)), height),
-                   xytext=(15 if found.bound else 6, -0.5), textcoords="offset points", va="center", fontsize=7.5)  # fmt: skip
+            panel.plot(
+                [found.low, min(found.high, 1e9)], [height, height], color=colour, linewidth=1, zorder=1
+            )
+    panel.annotate(
+        str(found),
+        (found.seconds if found.bound else max(found.seconds, min(found.high, 1e9)), height),
+        xytext=(15 if found.bound else 6, -0.5),
+        textcoords="offset points",
+        va="center",
+        fontsize=7.5,
+    )
 
 
 def _handles(order: list[Entry], race: Race) -> list[Line2D]:
     shapes = look.markers(race)
     shown = {e.cluster.id: e.cluster for e in order}
     handles = [
-        Line2D([], [], marker=shapes[i], linestyle="", color=look.GREY, label=c.title + "".join(f", {m}" for m in facts.marks(race, c)))
+        Line2D(
+            [],
+            [],
+            marker=shapes[i],
+            linestyle="",
+            color=look.GREY,
+            label=c.title + "".join(f", {m}" for m in facts.marks(race, c)),
+        )
         for i, c in shown.items()
     ]
     if any(e.composed for e in order):
-        handles.append(Line2D([], [], marker="o", linestyle="", markerfacecolor="white", markeredgecolor=look.GREY,
-                              label=f"{COMPOSED} composed"))  # fmt: skip
+        handles.append(
+            Line2D(
+                [],
+                [],
+                marker="o",
+                linestyle="",
+                markerfacecolor="white",
+                markeredgecolor=look.GREY,
+                label=f"{COMPOSED} composed",
+            )
+        )
     if any((found := reach(e, t)) and found.bound for e in order for t in all_targets(race)):
-        handles.append(Line2D([], [], marker="$\u2192$", linestyle="", color=look.GREY, label="not reached by then"))
+        handles.append(
+            Line2D([], [], marker="$\u2192$", linestyle="", color=look.GREY, label="not reached by then")
+        )
     return handles
 
 
 def caption(race: Race) -> str:
-    lead = "Training seconds until the first evaluation at or above a target; medians over seeds, bars the seeds' range."
-    extra = ["Open marks are composed or bounds."] if any(e.composed and e.counted for e in race.entries) else []
+    lead = (
+        "Training seconds until the first evaluation at or above a target; medians over seeds, bars the seeds' "
+        "range."
+    )
+    extra = (
+        ["Open marks are composed or bounds."] if any(e.composed and e.counted for e in race.entries) else []
+    )
     return " ".join([lead, *extra, *facts.absent(race), *facts.context(race)])
 
 

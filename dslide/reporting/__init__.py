@@ -1,4 +1,5 @@
-"""Tables, figures and the page: pure functions of an experiment's records (see race.py), loaded from reports/."""
+"""Tables, figures and the page: pure functions of an experiment's records (see race.py), loaded from
+reports/."""
 
 from dslide.reporting.race import Cluster, Entry, Race
 

@@ -12,7 +12,12 @@ from dslide.errors import UserError
 from dslide.reporting import output, page
 from dslide.reporting.race import Race
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help="Tables, figures and the page, from records alone.")
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Tables, figures and the page, from records alone.",
+)
 
 Name = Annotated[str, typer.Argument(help="A file of reports/, without .py.")]
 Experiment = Annotated[Path, typer.Option(help="The experiment's YAML file.")]
@@ -23,7 +28,9 @@ Out = Annotated[Path, typer.Option(help="The file to write; its siblings get the
 @app.command()
 def figure(name: Name, experiment: Experiment, results: Results, out: Out) -> None:
     """Writes OUT (.svg) with a .png and a .json that names inputs, revision and command."""
-    output.write_figure(name, Race.load(experiment, results), out, ["python", "-m", "dslide.reporting", *sys.argv[1:]])
+    output.write_figure(
+        name, Race.load(experiment, results), out, ["python", "-m", "dslide.reporting", *sys.argv[1:]]
+    )
 
 
 @app.command()

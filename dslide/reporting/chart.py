@@ -22,18 +22,37 @@ def html(race: Race) -> str | None:
     labels = {e.label: colours[e.system] for e in race.entries if e.counted}
     pick = alt.selection_point(fields=["system"], bind="legend")
     base = alt.Chart(rows).encode(
-        x=alt.X("seconds:Q", scale=alt.Scale(type="log", nice=False, padding=12), title="training seconds (log)",
-                axis=alt.Axis(format="~g", tickCount=6)),
+        x=alt.X(
+            "seconds:Q",
+            scale=alt.Scale(type="log", nice=False, padding=12),
+            title="training seconds (log)",
+            axis=alt.Axis(format="~g", tickCount=6),
+        ),
         y=alt.Y("P@1:Q", title="P@1 on the test split"),
-        color=alt.Color("system:N", scale=alt.Scale(domain=list(labels), range=list(labels.values())),
-                        legend=alt.Legend(title="click to pick", labelLimit=260, orient="bottom", columns=3)),
+        color=alt.Color(
+            "system:N",
+            scale=alt.Scale(domain=list(labels), range=list(labels.values())),
+            legend=alt.Legend(title="click to pick", labelLimit=260, orient="bottom", columns=3),
+        ),
         opacity=alt.condition(pick, alt.value(1.0), alt.value(0.08)),
-        tooltip=["system:N", "cluster:N", "kind:N", "epoch:Q", alt.Tooltip("seconds:Q", format=".4~g"),
-                 alt.Tooltip("P@1:Q", format=".4f"), "seeds:Q"],
-    )  # fmt: skip
-    dash = alt.StrokeDash("kind:N", scale=alt.Scale(domain=["measured", "composed"], range=[[1, 0], [5, 4]]),
-                          legend=alt.Legend(title=None, orient="bottom"))  # fmt: skip
-    layers = alt.layer(base.mark_line(strokeWidth=2).encode(strokeDash=dash), base.mark_circle(size=45, opacity=1))
+        tooltip=[
+            "system:N",
+            "cluster:N",
+            "kind:N",
+            "epoch:Q",
+            alt.Tooltip("seconds:Q", format=".4~g"),
+            alt.Tooltip("P@1:Q", format=".4f"),
+            "seeds:Q",
+        ],
+    )
+    dash = alt.StrokeDash(
+        "kind:N",
+        scale=alt.Scale(domain=["measured", "composed"], range=[[1, 0], [5, 4]]),
+        legend=alt.Legend(title=None, orient="bottom"),
+    )
+    layers = alt.layer(
+        base.mark_line(strokeWidth=2).encode(strokeDash=dash), base.mark_circle(size=45, opacity=1)
+    )
     shown = [c.title for c in race.drawn if c.title in set(rows["cluster"])]
     picture = (
         layers.properties(width=max(260, 870 // min(3, len(shown))), height=320)

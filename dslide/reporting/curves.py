@@ -29,7 +29,13 @@ def draw(race: Race, axis: Axis) -> Figure:
     width = {1: 5.2, 2: 7.4, 3: 9.2}[columns]
     systems = list(dict.fromkeys(e.system for e in race.entries if e.counted))
     figure, grid = plt.subplots(
-        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(width, 3.1 * rows), layout="constrained"
+        rows,
+        columns,
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        figsize=(width, 3.1 * rows),
+        layout="constrained",
     )
     panels = list(grid.flat)
     for panel, cluster in zip(panels, clusters, strict=False):
@@ -65,14 +71,20 @@ def _panel(panel: Axes, race: Race, cluster: Cluster, axis: Axis) -> None:
         x, y, colour = curve[axis], curve["p1"], colours[entry.system]
         if entry.point:
             last = curve.iloc[-1]
-            panel.plot(last[axis], last["p1"], "*", color=colour, markersize=9, markeredgecolor="white", zorder=4)
+            panel.plot(
+                last[axis], last["p1"], "*", color=colour, markersize=9, markeredgecolor="white", zorder=4
+            )
             continue
         panel.plot(x, y, color=colour, linestyle=look.dashes(entry), zorder=3)
         panel.plot(x, y, ".", color=colour, markersize=3.5, zorder=3)
         if len(entry.counted) > 1:
-            panel.fill_between(x, curve["p1_low"], curve["p1_high"], color=colour, alpha=0.2, linewidth=0, zorder=2)
+            panel.fill_between(
+                x, curve["p1_low"], curve["p1_high"], color=colour, alpha=0.2, linewidth=0, zorder=2
+            )
         if entry.cut:
-            panel.plot(x.iloc[-1], y.iloc[-1], ">", color=colour, markersize=6.5, markeredgecolor="white", zorder=4)
+            panel.plot(
+                x.iloc[-1], y.iloc[-1], ">", color=colour, markersize=6.5, markeredgecolor="white", zorder=4
+            )
 
 
 def _limits(panel: Axes, race: Race, clusters: list[Cluster], axis: Axis) -> None:
@@ -88,7 +100,9 @@ def _limits(panel: Axes, race: Race, clusters: list[Cluster], axis: Axis) -> Non
     panel.set_xscale("log")
     panel.set_xlim(seconds.min() / 1.5, seconds.max() * 1.7)
     panel.xaxis.set_major_locator(LogLocator(numticks=12))
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if value < 1 else f"{value:,.0f}"))
+    panel.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,g}" if value < 1 else f"{value:,.0f}")
+    )
     panel.xaxis.set_minor_formatter(NullFormatter())
 
 
@@ -97,9 +111,16 @@ def _targets(panel: Axes, race: Race, label: bool) -> None:
         panel.axhline(target, color=look.GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         if label:
             panel.annotate(
-                f"{target:.2f}", (1, target), xycoords=("axes fraction", "data"), xytext=(3, 0),
-                textcoords="offset points", fontsize=7, color=look.GREY, va="center", annotation_clip=False,
-            )  # fmt: skip
+                f"{target:.2f}",
+                (1, target),
+                xycoords=("axes fraction", "data"),
+                xytext=(3, 0),
+                textcoords="offset points",
+                fontsize=7,
+                color=look.GREY,
+                va="center",
+                annotation_clip=False,
+            )
 
 
 def _starts(panel: Axes, race: Race, cluster: Cluster) -> None:
@@ -109,8 +130,15 @@ def _starts(panel: Axes, race: Race, cluster: Cluster) -> None:
         if entry.cluster == cluster and len(entry.curve):
             first = entry.curve.iloc[0]
             if first["step"] == 0 and first["p1"] >= 0.005:
-                panel.plot([0, 0.03], [first["p1"]] * 2, color=colours[entry.system], linewidth=2.2,
-                           transform=panel.get_yaxis_transform(), zorder=4, solid_capstyle="butt")  # fmt: skip
+                panel.plot(
+                    [0, 0.03],
+                    [first["p1"]] * 2,
+                    color=colours[entry.system],
+                    linewidth=2.2,
+                    transform=panel.get_yaxis_transform(),
+                    zorder=4,
+                    solid_capstyle="butt",
+                )
 
 
 def _handles(race: Race, systems: list[str], axis: Axis) -> list[Any]:
@@ -120,20 +148,32 @@ def _handles(race: Race, systems: list[str], axis: Axis) -> list[Any]:
     for system in systems:
         entries = [e for e in shown if e.system == system]
         if all(e.point for e in entries):
-            handles.append(Line2D([], [], marker="*", linestyle="", color=colours[system], markersize=9,
-                                  markeredgecolor="white", label=f"{entries[0].label} (one point)"))  # fmt: skip
+            handles.append(
+                Line2D(
+                    [],
+                    [],
+                    marker="*",
+                    linestyle="",
+                    color=colours[system],
+                    markersize=9,
+                    markeredgecolor="white",
+                    label=f"{entries[0].label} (one point)",
+                )
+            )
             continue
         composed = [e for e in entries if e.composed]
         label = entries[0].label
         if composed:
             where = "" if len(composed) == len(entries) else " where dashed"
             label += f" (composed{where})"
-        line = look.dashes(composed[0]) if len(composed) == len(entries) else "solid"
+        line: Any = look.dashes(composed[0]) if len(composed) == len(entries) else "solid"
         handles.append(Line2D([], [], color=colours[system], linestyle=line, label=label))
     if race.targets:
         handles.append(Line2D([], [], color=look.GREY, linewidth=0.8, linestyle=(0, (1, 2)), label="target"))
     if any(e.cut for e in shown):
-        handles.append(Line2D([], [], marker=">", linestyle="", color=look.GREY, label="stopped at its time budget"))
+        handles.append(
+            Line2D([], [], marker=">", linestyle="", color=look.GREY, label="stopped at its time budget")
+        )
     if axis == "seconds" and any(len(e.curve) and _visible_start(e) for e in shown):
         handles.append(Line2D([], [], color=look.GREY, linewidth=2.2, label="on the left edge: step 0"))
     return handles
@@ -147,7 +187,8 @@ def _visible_start(entry: Entry) -> bool:
 def caption(race: Race, axis: Axis) -> str:
     """What the figure shows and the context that its numbers hold in."""
     what = {
-        "seconds": "Exact P@1 over all labels of the whole test split against training seconds (evaluation, loading and "
+        "seconds": "Exact P@1 over all labels of the whole test split against training seconds "
+        "(evaluation, loading and "
         "compilation excluded; step 0 is not on the log axis).",
         "epoch": "The same runs against epochs: what a step teaches, whatever it costs.",
     }[axis]
@@ -156,7 +197,8 @@ def caption(race: Race, axis: Axis) -> str:
         sentences.append("Lines are medians over seeds at every evaluation, shades the seeds' range of P@1.")
     if any(e.composed and e.counted for e in race.entries):
         sentences.append(
-            "Dashed lines are composed: the run's own accuracy a step, from a complete unthrottled run, placed at step "
+            "Dashed lines are composed: the run's own accuracy a step, from a complete unthrottled run, "
+            "placed at step "
             "times measured on the throttled link."
         )
     if any(e.point for e in race.entries):

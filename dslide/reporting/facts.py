@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from dslide.bench.records import Run
-from dslide.reporting.race import Cluster, Entry, Race, speed
+from dslide.reporting.race import Cluster, Race, speed
 
 NO_LATENCY = "no latency emulated"
 
@@ -45,13 +45,19 @@ def machine(race: Race) -> list[str]:
         cores = f"{cpu.get('allotted')} of its {cpu.get('cores')} cores" if cpu.get("cores") else ""
         isa = dig(facts, "core", "instruction_set")
         memory = facts.get("memory_bytes")
-        parts = [cpu.get("model"), cores, f"dslide's kernels {isa}" if isa else "",
-                 f"{memory / 2**30:.0f} GB" if memory else ""]  # fmt: skip
+        parts = [
+            cpu.get("model"),
+            cores,
+            f"dslide's kernels {isa}" if isa else "",
+            f"{memory / 2**30:.0f} GB" if memory else "",
+        ]
         text = ", ".join(str(part) for part in parts if part)
         if text and text not in described:
             described.append(text)
     # A system that doesn't load dslide's kernels says the same without them.
-    best = [t for t in described if not any(t != o and set(t.split(", ")) < set(o.split(", ")) for o in described)]
+    best = [
+        t for t in described if not any(t != o and set(t.split(", ")) < set(o.split(", ")) for o in described)
+    ]
     return [f"Machine: {'; and '.join(best)}."] if best else []
 
 
@@ -59,7 +65,8 @@ def data(race: Race) -> list[str]:
     """Name and sizes of the data."""
     for facts in (f for f in some(runs(race), "data") if isinstance(f, dict)):
         return [
-            f"Data: {facts['name']}, {facts['train_points']:,} training and {facts['test_points']:,} test points, "
+            f"Data: {facts['name']}, {facts['train_points']:,} training and {facts['test_points']:,} test "
+            f"points, "
             f"{facts['num_features']:,} features, {facts['num_labels']:,} labels."
         ]
     return [f"Data: {race.spec.data}."] if race.spec.data else []
@@ -67,50 +74,71 @@ def data(race: Race) -> list[str]:
 
 def marks(race: Race, cluster: Cluster) -> list[str]:
     """What the records hold against a cluster shape: "unthrottled", "link not faithful", "oversubscribed"."""
-    found = []
-    here = runs(race, cluster)
-    asked = [run for run in here if cluster.bandwidth and run.status not in ("skipped", "error")]
-    if any(not throttled(run) for run in asked):
-        found.append("unthrottled")
-    if any(dig(run.meta, "link", "faithful") is False for run in asked):
-        found.append("link not faithful")
+    here = [run for run in runs(race, cluster) if run.status not in ("skipped", "error")]
+    asked = [run for run in here if cluster.bandwidth]
+    loose = [run for run in asked if not throttled(run)]
+    wrong = [run for run in asked if throttled(run) and dig(run.meta, "link", "faithful") is False]
+    unknown = [run for run in asked if throttled(run) and dig(run.meta, "link", "faithful") is None]
+    found = ["unthrottled"] if loose else []
+    for runs_, word in ((wrong, "link not faithful"), (unknown, "link not checked")):
+        if runs_:
+            some_only = (
+                "" if len(runs_) == len(asked) else " for " + ", ".join(sorted({_label(r) for r in runs_}))
+            )
+            found.append(word + some_only)
     if any(dig(run.meta, "cluster", "oversubscribed") for run in here):
         found.append("oversubscribed")
     return found
 
 
+def _label(run: Run) -> str:
+    return str(run.meta.get("label") or run.meta.get("system") or run.folder.parent.parent.name)
+
+
 def throttled(run: Run) -> bool:
-    """Whether the run's link was throttled and timed. A composed run speaks for the pace it is made from."""
-    link = run.meta.get("link")
-    return isinstance(link, dict) and bool(link.get("rate")) and link.get("throttled") is not False
+    """Whether the run's link was throttled as its cluster asked. A composed run speaks for the pace that
+    it holds."""
+    return dig(run.meta, "cluster", "throttled") is True or dig(run.meta, "cluster", "kind") in (
+        "slurm",
+        "hostfile",
+    )
 
 
 def links(race: Race) -> list[str]:
-    """A sentence a throttled cluster shape: rate, how it was made, how faithful it measured, round trip, losses."""
+    """A sentence a throttled cluster shape: rate, how it was made, how faithful it measured, round trip,
+    losses."""
     sentences = [s for cluster in race.drawn if cluster.nodes > 1 and (s := _link(race, cluster))]
     return [*sentences, f"Virtual nodes on one machine, {NO_LATENCY}."] if sentences else []
 
 
 def _link(race: Race, cluster: Cluster) -> str:
-    reports = [run.meta["link"] for run in runs(race, cluster) if cluster.bandwidth and throttled(run)]
-    if not reports:
+    reports = [
+        run.meta["link"] for run in runs(race, cluster) if throttled(run) and dig(run.meta, "link", "rate")
+    ]
+    if not reports or not cluster.bandwidth:
         return ""
-    gaps = [line["ms"] / line["ideal_ms"] - 1 for r in reports for line in r.get("sizes") or [] if line.get("ideal_ms")]
+    gaps = [
+        line["ms"] / line["ideal_ms"] - 1
+        for r in reports
+        for line in r.get("sizes") or []
+        if line.get("ideal_ms")
+    ]
     trips = [r["rtt_ms"] for r in reports if r.get("rtt_ms") is not None]
     lost = sum(r.get("lost_packets") or 0 for r in reports)
-    bursts = sorted({r["burst"] for r in reports if r.get("burst")})
     control = sorted({str(r["congestion_control"]) for r in reports if r.get("congestion_control")})
-    parts = []
-    if bursts:
-        parts.append(f"calibrated token bucket, burst {' or '.join(f'{b / 1024:g} KB' for b in bursts)}")
+    parts = ["token buckets, calibrated"]
     if gaps:
-        parts.append(f"the systems' own message sizes took {min(gaps):+.0%} to {max(gaps):+.0%} of the ideal time more")
+        parts.append(f"messages of the systems' own sizes were off the ideal time by {_span(gaps)}")
     if trips:
         parts.append(f"round trip {median(trips):.2f} ms")
     parts.append(f"{lost} packets lost in the checks")
     parts += [f"congestion control {', '.join(control)}"] if control else []
-    assert cluster.bandwidth
     return f"Links of {speed(cluster.bandwidth)}: {'; '.join(parts)}."
+
+
+def _span(gaps: list[float]) -> str:
+    low, high = f"{min(gaps):+.0%}", f"{max(gaps):+.0%}"
+    return low if low == high else f"{low} to {high}"
 
 
 def seeds(race: Race) -> list[str]:
@@ -127,7 +155,9 @@ def seeds(race: Race) -> list[str]:
         number = next(iter(counts))
         return [f"{number} seed{'s' if number > 1 else ''} a system."]
     usual = max(counts, key=lambda number: len(counts[number]))
-    special = [f"{n} of {', '.join(labels)}" for n, labels in sorted(counts.items(), reverse=True) if n != usual]
+    special = [
+        f"{n} of {', '.join(labels)}" for n, labels in sorted(counts.items(), reverse=True) if n != usual
+    ]
     return [f"Seeds: {'; '.join(special)}; {usual} of every other system."]
 
 
@@ -153,18 +183,10 @@ def warnings(race: Race) -> list[str]:
     for cluster in race.drawn:
         for mark in marks(race, cluster):
             sentences.append(f"{cluster.title}: {mark}.")
-    return sentences
+    notes = dict.fromkeys(str(note) for note in some(runs(race), "cluster", "note"))
+    return sentences + [f"The launcher: {note}." for note in notes]
 
 
 def context(race: Race) -> list[str]:
     """The sentences that end every caption."""
     return [*machine(race), *data(race), *links(race), *seeds(race), *revision(race)]
-
-
-def complete(entry: Entry) -> bool:
-    """Whether a measured entry ran to its own end in most seeds."""
-    return sum(run.status in ("done", "target") for run in entry.counted) * 2 > len(entry.counted)
-
-
-__all__ = ["absent", "complete", "context", "data", "dig", "links", "machine", "marks", "revision", "seeds", "some",
-           "speed", "warnings"]  # fmt: skip

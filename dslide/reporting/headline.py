@@ -1,4 +1,5 @@
-"""The sentences that the page opens with, computed from the records: what dslide wins by, and where it does not win."""
+"""The sentences that the page opens with, computed from the records: what dslide wins by, and where it
+does not win."""
 
 from __future__ import annotations
 
@@ -10,10 +11,9 @@ _CLOSE = 0.002  # P@1 differences up to this are called equal: the seeds' spread
 
 
 def entries(race: Race, part: str, cluster: Cluster | None = None) -> list[Entry]:
-    """The entries of a part (see roles), on one cluster shape or on all."""
-    return [
-        e for e in race.entries if roles.role(race, e.system) == part and (cluster is None or e.cluster == cluster)
-    ]
+    """The entries of the first system that plays a part (see roles), on one cluster shape or on all."""
+    system = roles.first(race, part)
+    return [e for e in race.entries if e.system == system and (cluster is None or e.cluster == cluster)]
 
 
 def several(race: Race) -> list[Cluster]:
@@ -22,12 +22,19 @@ def several(race: Race) -> list[Cluster]:
 
 
 def goal(race: Race, part: str) -> float | None:
-    """The target to speak of: the highest that the part and every Horovod system with a line reached on the slowest
+    """The target to speak of: the highest that the part and every Horovod system with a line reached on
+    the slowest
     link; where there is none, the highest that the part reached on any shape."""
     ours = entries(race, part)
     met = [t for t in race.targets if any((r := reach(e, t)) and not r.bound for e in ours)]
     slow = several(race)[:1]
-    rivals = [e for c in slow for p in (roles.DENSE_TUNED, roles.HOROVOD_RECIPE) for e in entries(race, p, c) if e.counted]
+    rivals = [
+        e
+        for c in slow
+        for p in (roles.DENSE_TUNED, roles.HOROVOD_RECIPE)
+        for e in entries(race, p, c)
+        if e.counted
+    ]
     for target in sorted(met, reverse=True):
         if rivals and all((r := reach(e, target)) and not r.bound for e in rivals):
             return target
@@ -35,10 +42,11 @@ def goal(race: Race, part: str) -> float | None:
 
 
 def longer(value: Ratio | None) -> str | None:
-    """ "takes 12.3 times as long", with "more than" or "less than" for bounds; None without a ratio."""
+    """ "takes 12.3 times as long", with "more than" or "less than" for bounds, "only" where it wins;
+    None without."""
     if value is None:
         return None
-    lead = {">": "more than ", "<": "less than ", "": ""}[value.sign]
+    lead = {">": "more than ", "<": "less than ", "": "only " if value.value < 1 else ""}[value.sign]
     return f"takes {lead}{number(value.value)}{COMPOSED if value.composed else ''} times as long"
 
 
@@ -53,7 +61,11 @@ def lead(race: Race) -> list[str]:
             found = reach(ours, target)
             if found is not None:
                 said.append(_against_horovod(race, ours, target, found))
-    alone = [s for ours in entries(race, roles.DSLIDE) if ours.cluster.nodes == 1 and (s := _alone(race, ours, target))]
+    alone = [
+        s
+        for ours in entries(race, roles.DSLIDE)
+        if ours.cluster.nodes == 1 and (s := _alone(race, ours, target))
+    ]
     return said + alone[:1]
 
 
@@ -73,17 +85,23 @@ def slide(race: Race) -> list[str]:
 
 def _against_horovod(race: Race, ours: Entry, target: float, found: Reach) -> str:
     where = ours.cluster.title.split(", ")[-1]
-    start = f"On {ours.cluster.nodes} nodes at {where}" if ours.cluster.bandwidth else f"On {ours.cluster.title}"
+    start = (
+        f"On {ours.cluster.nodes} nodes at {where}" if ours.cluster.bandwidth else f"On {ours.cluster.title}"
+    )
     time = f"more than {number(found.seconds)}" if found.bound else number(found.seconds)
     text = f"{start}, {ours.label} reaches P@1 {target:.2f} in {time} s"
     if found.bound:
         text = f"{start}, {ours.label} does not reach P@1 {target:.2f} within {number(found.seconds)} s"
     compared = []
-    for part, called in ((roles.DENSE_PUBLISHED, "dense Horovod as published"), (roles.DENSE_TUNED, "dense Horovod tuned")):
+    for part, called in (
+        (roles.DENSE_PUBLISHED, "dense Horovod as published"),
+        (roles.DENSE_TUNED, "dense Horovod tuned"),
+    ):
         for rival in entries(race, part, ours.cluster)[:1]:
             says = longer(ratio(reach(rival, target), found))
             compared += [f"{called} {says}"] if says else []
-    best = fastest([e for p in roles.HOROVOD for e in entries(race, p, ours.cluster)], target)
+    rivals = roles.having(race, *roles.HOROVOD)
+    best = fastest([e for e in race.entries if e.system in rivals and e.cluster == ours.cluster], target)
     if best is not None:
         says = longer(ratio(best[1], found))
         compared += [f"the fastest Horovod variant ({best[0].label}) {says}"] if says else []
@@ -95,7 +113,10 @@ def _alone(race: Race, ours: Entry, target: float) -> str | None:
     if found is None or found.bound:
         return None
     compared = []
-    for part, called in ((roles.TF_RECIPE, "TensorFlow with dslide's own recipe"), (roles.TF_FULL, "with its full softmax")):
+    for part, called in (
+        (roles.TF_RECIPE, "TensorFlow with dslide's own recipe"),
+        (roles.TF_FULL, "with its full softmax"),
+    ):
         for rival in [e for e in entries(race, part) if e.cluster == ours.cluster][:1]:
             says = longer(ratio(reach(rival, target), found))
             compared += [f"{called} {says}"] if says else []
@@ -119,7 +140,8 @@ def _family(race: Race, entry: Entry) -> bool:
 
 
 def _beaten(race: Race, ours: Entry) -> list[str]:
-    """Rivals at the same cluster shape that are at a target first: one sentence a rival, for its highest such target."""
+    """Rivals at the same cluster shape that are at a target first: one sentence a rival, for its highest
+    such target."""
     said = []
     for rival in race.entries:
         if rival.cluster != ours.cluster or _family(race, rival):
@@ -128,7 +150,8 @@ def _beaten(race: Race, ours: Entry) -> list[str]:
         if won:
             theirs, own = reach(rival, won[-1]), reach(ours, won[-1])
             said.append(
-                f"{rival.label} is at P@1 {won[-1]:.2f} before {ours.label} on {ours.cluster.title}: {theirs} s against "
+                f"{rival.label} is at P@1 {won[-1]:.2f} before {ours.label} on {ours.cluster.title}: "
+                f"{theirs} s against "
                 f"{own if own else 'no result'}{' s' if own else ''}."
             )
     return said
@@ -150,7 +173,8 @@ def _one_node_sooner(race: Race) -> list[str]:
             best, found = fastest(one, target), reach(ours, target)
             if best is not None and found is not None and best[1].seconds < found.seconds:
                 said.append(
-                    f"One node is sooner than {cluster.title}: {best[0].label} on {best[0].cluster.shape} is at P@1 "
+                    f"One node is sooner than {cluster.title}: {best[0].label} on {best[0].cluster.shape} "
+                    f"is at P@1 "
                     f"{target:.2f} in {best[1]} s, dslide on {cluster.shape} in {found} s."
                 )
     return said
@@ -159,14 +183,16 @@ def _one_node_sooner(race: Race) -> list[str]:
 def _accuracy(race: Race) -> list[str]:
     """Systems that end above dslide's best."""
     tops = {e: float(e.curve["p1"].iloc[-1]) for e in race.entries if e.counted}
-    own = max((v for e, v in tops.items() if roles.role(race, e.system) == roles.DSLIDE), default=None)
+    own = max((v for e, v in tops.items() if e.system == roles.first(race, roles.DSLIDE)), default=None)
     best: dict[str, float] = {}
     for entry, value in tops.items():
         if not _family(race, entry):
             best[entry.label] = max(value, best.get(entry.label, 0.0))
     if own is None:
         return []
-    return [f"{label} ends at {p:.2%} P@1, dslide at {own:.2%}." for label, p in best.items() if p > own + _CLOSE]
+    return [
+        f"{label} ends at {p:.2%} P@1, dslide at {own:.2%}." for label, p in best.items() if p > own + _CLOSE
+    ]
 
 
 def composed_note(race: Race) -> str | None:

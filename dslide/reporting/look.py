@@ -1,4 +1,5 @@
-"""How things look, the same in every figure: a colour a system, a marker a cluster shape, dashes for composed runs."""
+"""How things look, the same in every figure: a colour a system, a marker a cluster shape, dashes for
+composed runs."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from dslide.paths import content_root
 from dslide.reporting import roles
 from dslide.reporting.race import Cluster, Entry, Race
 
-# One hue a family, told apart by lightness within it; distinguishable with the common colour blindnesses, since
+# One hue a family, told apart by lightness within it; distinguishable with the common colour
+# blindnesses, since
 # markers, dashes and labels carry the difference too.
 _SHADES = {
-    roles.DSLIDE: ["#0b4f9e", "#2f7fd6", "#123a66"],
+    roles.DSLIDE: ["#0b4f9e", "#2f7fd6", "#123a66", "#5b6fd0", "#00798c", "#3d3d8f"],
     roles.SLIDE: ["#4fb3e8", "#8fd0f2", "#2d8fc4"],
     roles.DENSE_PUBLISHED: ["#7a1f1f"],
     roles.DENSE_TUNED: ["#d1462f", "#b03020"],
@@ -67,7 +69,7 @@ def name(entry: Entry) -> str:
 
 def panel_title(cluster: Cluster, marks: list[str]) -> str:
     """The cluster's shape with what the records hold against it ("link not faithful", "oversubscribed")."""
-    return cluster.shape + "".join(f"\n({mark})" for mark in marks)
+    return cluster.shape + "".join(f"\n({mark.split(' for ')[0]})" for mark in marks)
 
 
 def nothing(reason: str) -> Figure:

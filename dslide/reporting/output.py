@@ -2,7 +2,7 @@
 
 A file in reports/ is one figure, one table, or one of each under one name. It defines TITLE and
 
-    figure(race) -> matplotlib.figure.Figure     a figure; `look.nothing(reason)` where the records do not allow it
+    figure(race) -> matplotlib.figure.Figure     a figure; `look.nothing(reason)` where the records lack it
     caption(race) -> str                         what the figure shows, in sentences (plain text)
     table(race) -> Table                         a table
 """
@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
@@ -72,7 +71,8 @@ def _part(name: str, function: str) -> ModuleType:
 
 
 def revision() -> str:
-    """The commit of the project's checkout, "-dirty" behind it where tracked files differ, "unknown" without git."""
+    """The commit of the project's checkout, "-dirty" behind it where tracked files differ, "unknown"
+    without git."""
     state = git_state()
     return "unknown" if not state else state["commit"] + ("-dirty" if state["dirty"] else "")
 
@@ -81,7 +81,8 @@ def write_figure(name: str, race: Race, out: Path, command: Sequence[str] = ()) 
     """Draws reports/<name>.py into `out` (.svg), and beside it a .png and the sidecar .json."""
     module = _part(name, "figure")
     look.style()
-    # Ids in the file are hashes salted with the figure's name: stable, and different on a page with several figures.
+    # Ids in the file are hashes salted with the figure's name: stable, and different on a page with
+    # several figures.
     with mpl.rc_context({"svg.hashsalt": name}):
         figure = module.figure(race)
         for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
@@ -124,16 +125,27 @@ def fragment(table: Table) -> str:
         if heading:
             lines.append(f"<h4>{html.escape(heading)}</h4>")
         lines.append('<div class="wide"><table>')
-        lines.append("<thead><tr>" + "".join(f"<th>{html.escape(str(c))}</th>" for c in frame.columns) + "</tr></thead>")
+        lines.append(
+            "<thead><tr>"
+            + "".join(f"<th>{html.escape(str(c))}</th>" for c in frame.columns)
+            + "</tr></thead>"
+        )
         lines.append("<tbody>")
-        for row in frame.itertuples(index=False):
-            lines.append("<tr>" + "".join(_cell(value) for value in row) + "</tr>")
+        for row in frame.itertuples(index=False, name=None):
+            lines.append("<tr>" + _cells([str(value) for value in row]) + "</tr>")
         lines.append("</tbody></table></div>")
     lines += [f'<p class="note">{html.escape(note)}</p>' for note in table.notes]
     return "\n".join(lines)
 
 
-def _cell(value: Any) -> str:
-    text = str(value)
-    numeric = bool(text) and text.lstrip("<> ~")[:1].isdigit()
-    return f"<td{' class=n' if numeric else ''}>{html.escape(text)}</td>"
+def _cells(row: list[str]) -> str:
+    """Cells of a row; a text with nothing behind it (why a run failed) takes the empty cells' room."""
+    filled = max((i for i, text in enumerate(row) if text), default=0)
+    empty = len(row) - 1 - filled
+    cells = []
+    for text in row[: filled + 1] if empty > 1 else row:
+        numeric = text.lstrip("<> 1/")[:1].isdigit() or text[:1].isdigit()
+        cells.append(f"<td{' class=n' if numeric else ''}>{html.escape(text)}</td>")
+    if empty > 1:
+        cells[-1] = cells[-1].replace("<td", f"<td colspan={empty + 1}", 1)
+    return "".join(cells)

@@ -19,19 +19,33 @@ from dslide.reporting.race import Race
 
 # What comes in which order; report files that are not named here follow by name.
 FIGURES = ("p1-time", "time-to-target", "second-node", "p1-epochs", "bytes")
-TABLES = ("time-to-target", "accuracy", "second-node", "bytes", "composition", "search", "claims")
+TABLES = (
+    "time-to-target",
+    "accuracy",
+    "second-node",
+    "bytes",
+    "composition",
+    "reference",
+    "search",
+    "claims",
+)
 
 
 def write_page(race: Race, out: Path, command: str) -> None:
     """Writes the page into `out`; figures are read from its folder, a missing one is left out."""
     template = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(content_root() / "reports"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(content_root() / "reports"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-    ).get_template("page.html.j2")  # fmt: skip
+    ).get_template("page.html.j2")
     interactive = chart.html(race)
     if interactive is None and any(e.counted for e in race.entries):
         print("page: no interactive chart (the package vl-convert-python is not installed)", file=sys.stderr)
-    figures = [figure for name in _order(race, "figure", FIGURES) if (figure := _figure(race, name, out.parent))]
+    figures = [
+        figure for name in _order(race, "figure", FIGURES) if (figure := _figure(race, name, out.parent))
+    ]
     tables = [_table(race, name) for name in _order(race, "table", TABLES)]
     second = output.load("second-node")
     context = {
@@ -46,6 +60,7 @@ def write_page(race: Race, out: Path, command: str) -> None:
         "figures": figures,
         "tables": tables,
         "chart": interactive,
+        "chart_height": 110 + 380 * -(-len(race.drawn) // 3),
         "context": facts.context(race),
         "command": command,
         "revision": output.revision(),
@@ -72,7 +87,11 @@ def _figure(race: Race, name: str, folder: Path) -> dict[str, Any] | None:
     common = " ".join(facts.context(race))
     svg = drawing.read_text()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = svg.replace("<svg", f'<svg role="img" aria-label="{module.TITLE}"', 1)
+    points = float(re.search(r'width="([\d.]+)pt"', svg)[1])  # type: ignore[index]
+    shown = (
+        f'style="width: min(100%, {1.5 * points:.0f}px)"'  # one scale for all: the same letters everywhere
+    )
+    svg = svg.replace("<svg", f'<svg role="img" aria-label="{module.TITLE}" {shown}', 1)
     return {
         "name": name,
         "title": module.TITLE,

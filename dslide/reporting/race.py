@@ -1,6 +1,7 @@
 """The records of one experiment, arranged for tables and figures: systems, cluster shapes, seeds.
 
-Nothing here measures and nothing writes: a `Race` is a pure function of the experiment file and the record folders.
+Nothing here measures and nothing writes: a `Race` is a pure function of the experiment file and the
+record folders.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class Entry:
 
     @property
     def point(self) -> bool:
-        """Whether the system was evaluated only once after step 0 (it may have no batches): a marker, not a line."""
+        """Whether the system was evaluated only once after step 0 (it may have no batches): a marker,
+        not a line."""
         return bool(self.counted) and all(len(later(run)) == 1 for run in self.counted)
 
     @cached_property
@@ -103,7 +105,9 @@ class Entry:
         """
         frames = [evaluations(run) for run in self.counted]
         if not frames:
-            return pd.DataFrame(columns=["step", "epoch", "samples", "seconds", "p1", "p3", "p5", "p1_low", "p1_high"])
+            return pd.DataFrame(
+                columns=["step", "epoch", "samples", "seconds", "p1", "p3", "p5", "p1_low", "p1_high"]
+            )
         groups = pd.concat(frames).groupby("step")
         curve = groups.median(numeric_only=True)
         curve["p1_low"], curve["p1_high"] = groups["p1"].min(), groups["p1"].max()
@@ -132,7 +136,8 @@ def later(run: Run) -> pd.DataFrame:
 class Race:
     """An experiment's file and records.
 
-    `inputs` names every file that was read, relative to the results folder or, for the experiment, by its name,
+    `inputs` names every file that was read, relative to the results folder or, for the experiment, by
+    its name,
     with its sha256.
     """
 
@@ -152,7 +157,8 @@ class Race:
         race = cls(experiment, results, spec)
         race.inputs[experiment.name] = hashlib.sha256(experiment.read_bytes()).hexdigest()
         race.clusters = {
-            key: Cluster(key, value.nodes, value.bandwidth, race._cores(key)) for key, value in spec.clusters.items()
+            key: Cluster(key, value.nodes, value.bandwidth, race._cores(key))
+            for key, value in spec.clusters.items()
         }
         race.entries = race._entries()
         return race
@@ -181,14 +187,18 @@ class Race:
             composed = system.composed.paces if system.composed else []
             for cluster in dict.fromkeys([*system.clusters, *composed]):
                 runs = self.seeds("composed" if cluster in composed else "runs", key, cluster)
-                entries.append(Entry(key, system.label, self.clusters[cluster], cluster in composed, tuple(runs)))
+                entries.append(
+                    Entry(key, system.label, self.clusters[cluster], cluster in composed, tuple(runs))
+                )
         return entries
 
     def seeds(self, kind: str, system: str, cluster: str) -> list[Run]:
         """The runs of results/<kind>/<system>/<cluster>/seed-*, by seed."""
         folder = self.results / kind / system / cluster
         found = [path for path in folder.glob("seed-*") if (path / "meta.json").is_file()]
-        return [self.read(path) for path in sorted(found, key=lambda path: int(path.name.removeprefix("seed-")))]
+        return [
+            self.read(path) for path in sorted(found, key=lambda path: int(path.name.removeprefix("seed-")))
+        ]
 
     def read(self, folder: Path) -> Run:
         """Reads one run and remembers its files as inputs."""

@@ -1,6 +1,7 @@
 """Which system of an experiment plays which part in the sentences: read from its id, plug-in and label.
 
-`dslide` and `slide` are told apart by the preset; "dense" and "recipe" by the words in a rival's id, plug-in and label,
+`dslide` and `slide` are told apart by the preset; "dense" and "recipe" by the words in a rival's id,
+plug-in and label,
 and dense as published from dense tuned by the word "published".
 """
 
@@ -9,7 +10,11 @@ from __future__ import annotations
 from dslide.reporting.race import Race
 
 DSLIDE, SLIDE = "dslide", "slide"
-DENSE_PUBLISHED, DENSE_TUNED, HOROVOD_RECIPE = "horovod-dense-published", "horovod-dense-tuned", "horovod-recipe"
+DENSE_PUBLISHED, DENSE_TUNED, HOROVOD_RECIPE = (
+    "horovod-dense-published",
+    "horovod-dense-tuned",
+    "horovod-recipe",
+)
 TF_FULL, TF_RECIPE, TREES = "tensorflow-full", "tensorflow-recipe", "trees"
 HOROVOD = (DENSE_PUBLISHED, DENSE_TUNED, HOROVOD_RECIPE)
 

@@ -52,7 +52,8 @@ class Ratio:
 
     def __str__(self) -> str:
         lead = f"{self.sign} " if self.sign else ""
-        return f"{lead}{number(self.value)}{COMPOSED if self.composed else ''}"
+        value = number(self.value) if self.value >= 0.1 else f"1/{number(1 / self.value)}"
+        return f"{lead}{value}{COMPOSED if self.composed else ''}"
 
 
 def number(value: float) -> str:
@@ -68,7 +69,8 @@ def number(value: float) -> str:
 def reach(entry: Entry | None, target: float) -> Reach | None:
     """Time to `target` (a fraction): the first evaluation at or above it; None if no run counts.
 
-    With misses among the seeds the median lies between the median with every miss at its last evaluation and the
+    With misses among the seeds the median lies between the median with every miss at its last evaluation
+    and the
     one with every miss at infinity; where the two differ, the lower one is given as a bound.
     """
     if entry is None or not entry.counted:
@@ -97,7 +99,8 @@ def reach(entry: Entry | None, target: float) -> Reach | None:
 
 
 def ratio(reference: Reach | None, ours: Reach | None) -> Ratio | None:
-    """How many times longer the reference takes; None where nothing can be said (one is absent, or both are bounds)."""
+    """How many times longer the reference takes; None where nothing can be said (one is absent, or both
+    are bounds)."""
     if reference is None or ours is None or ours.seconds <= 0 or (reference.bound and ours.bound):
         return None
     sign = ">" if reference.bound else "<" if ours.bound else ""
@@ -111,8 +114,11 @@ def fastest(entries: Iterable[Entry], target: float) -> tuple[Entry, Reach] | No
 
 
 def best_common(race: Race) -> float | None:
-    """The highest P@1, in whole hundredths, that every entry with a line reached; None if that is below 0.01."""
-    tops = [max(float(later(run)["p1"].max()) for run in entry.counted) for entry in race.entries if entry.counted]
+    """The highest P@1, in whole hundredths, that every entry with a line reached; None if that is below
+    0.01."""
+    tops = [
+        max(float(later(run)["p1"].max()) for run in entry.counted) for entry in race.entries if entry.counted
+    ]
     value = math.floor(min(tops, default=0.0) * 100 + 1e-9) / 100
     return value if value >= 0.01 else None
 

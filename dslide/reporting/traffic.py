@@ -1,4 +1,5 @@
-"""Bytes on the wire: what a run sent a sample, by its own count and by the interface's, and what formulas say."""
+"""Bytes on the wire: what a run sent a sample, by its own count and by the interface's, and what
+formulas say."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Sent:
 
 
 def parameters(race: Race, run: Run) -> int | None:
-    """The model's parameters as the run says; else those of dslide's run on the same data (the same network)."""
+    """The model's parameters as the run says; else those of dslide's run on the same data (the same
+    network)."""
     own = run.meta.get("parameters")
     if own:
         return int(own)
@@ -37,7 +39,7 @@ def nodes(run: Run) -> int:
 
 def batch_size(run: Run) -> int | None:
     """Global batch size of a run."""
-    value = run.meta.get("batch_size") or facts.dig(run.meta, "spec", "batch_size")
+    value = run.meta.get("batch_size")
     return int(value) if value else None
 
 
@@ -48,7 +50,8 @@ def sharded(hidden: int, ranks: int, wire: str) -> int:
 
 
 def dense(weights: float, ranks: int, batch: int) -> float:
-    """Bytes a sample over all ranks of a ring all-reduce of float32 gradients: each rank sends 2 (P - 1) / P of them."""
+    """Bytes a sample over all ranks of a ring all-reduce of float32 gradients: each rank sends 2 (P - 1)
+    / P of them."""
     return 2 * (ranks - 1) * 4 * weights / batch
 
 
@@ -88,11 +91,14 @@ def sent(run: Run) -> Sent | None:
     timed = bool(run.of("step"))  # its own count covers the warm-up as well
     payload = end.get("payload_bytes") if not timed else None
     interface = end.get("tx_bytes")
-    return Sent(payload / number if payload else None, interface / number if interface else None, formula(run))
+    return Sent(
+        payload / number if payload else None, interface / number if interface else None, formula(run)
+    )
 
 
 def measured(race: Race) -> list[tuple[Entry, Run, Sent]]:
-    """A run for every system and cluster shape of several nodes: complete where there is one, else the timed steps."""
+    """A run for every system and cluster shape of several nodes: complete where there is one, else the
+    timed steps."""
     found = []
     for entry in race.entries:
         candidates = [*entry.counted] if not entry.composed else []
