@@ -73,8 +73,10 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a network; alone, or as one of several ranks under mpiexec."""
+    from dslide import comm as comms
     from dslide.config import build_config, merge, parse_sets
 
+    comm = comms.world()
     options = {"epochs": epochs, "threads": threads, "seed": seed}
     overrides = merge(
         parse_sets(sets or []), {key: value for key, value in options.items() if value is not None}
@@ -87,12 +89,10 @@ def train(
     if data is not None and test_file is not None:
         raise UserError("--test belongs to --train; with --data the set's own test split is used")
 
-    from dslide import comm as comms
     from dslide.bench.records import Recorder
     from dslide.progress import on_stderr
     from dslide.trainer import train as run
 
-    comm = comms.world()
     interrupt = _handle_signals(comm)
     dataset = _dataset(data, train_file, test_file)
     resume = _run_folder(comm, out, resume)
@@ -223,13 +223,13 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Exact P@1, P@3 and P@5 of a model over all labels."""
-    if (data is None) == (test_file is None):
-        raise UserError("say what to evaluate on: either --data NAME or --test FILE")
     from dslide import comm as comms
     from dslide.inference import Model
     from dslide.metrics import precision_at
 
     comm = comms.world()
+    if (data is None) == (test_file is None):
+        raise UserError("say what to evaluate on: either --data NAME or --test FILE")
     model = Model.load(run, comm, threads)
     points = _dataset(data, None, None).test if data is not None else _dataset(None, test_file, None).train
     source = data or str(test_file)

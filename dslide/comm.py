@@ -280,7 +280,7 @@ def leave(status: int) -> None:
     """Exits; under MPI a failing rank ends the whole job instead of leaving the others waiting for it."""
     if status != 0 and isinstance(_comm, MpiComm) and _comm.size > 1:
         if status == 2 and _comm.rank != 0:
-            time.sleep(1.0)  # a mistake that every rank sees is told once, by rank 0
+            time.sleep(3.0)  # a mistake that every rank sees is told once, by rank 0
         _comm.abort(status)
     raise SystemExit(status)
 

@@ -98,7 +98,7 @@ class Trainer:
                 if value != everyone[0][what]:
                     raise UserError(
                         f"rank {rank} has another {what} ({value[:12]}) than rank 0 "
-                        f"({everyone[0][what][:12]}); all ranks need the same files, settings and instruction set "
+                        f"({everyone[0][what][:12]}); all need the same files, settings and instruction set "
                         "(DSLIDE_ISA)"
                     )
 
@@ -205,6 +205,8 @@ class Trainer:
             stop = None
             if any(part[1] is not None for part in everyone):
                 stop = "interrupted"
+            elif not math.isfinite(loss):
+                stop = "diverged"
             elif budget is not None and seconds > budget and self.step < self.total_steps:
                 stop = "timeout"
             self.progress.update(

@@ -1,8 +1,8 @@
 """The whole training step in plain numpy and float64: what the fast core is held against.
 
 One dense matrix an equation, nothing skipped, nothing fused; the names are those of the equations:
-h = act(x W + b), z = h U' + c - log q (own labels excepted), loss = sum over the batch and a point's labels of
--weight / (labels of the point) * log softmax(z)[label], over the batch's size.
+h = act(x W + b), z = h U' + c - log q (own labels excepted), loss = sum over the batch and a point's labels
+of -weight / (labels of the point) * log softmax(z)[label], over the batch's size.
 """
 
 from dataclasses import dataclass, field
@@ -103,7 +103,7 @@ class Reference:
             setattr(self, name, getattr(self, name) - rate * m / (np.sqrt(v) + eps))
 
 
-def in_batch_log_q(counts: Array, num_points: int, batch_size: int, extras: int) -> Array:
-    """log of 1 - (1 - f/N)^(B-1) (1 - 1/L)^S for labels with f > 0 points."""
-    miss = (1 - counts / num_points) ** (batch_size - 1) * (1 - 1 / max(1, len(counts))) ** extras
+def in_batch_log_q(counts: Array, num_points: int, batch_size: int, extras: int, labels: int) -> Array:
+    """log of 1 - (1 - f/N)^(B-1) (1 - 1/L)^S for labels with `counts` f > 0 points."""
+    miss = (1 - counts / num_points) ** (batch_size - 1) * (1 - 1 / labels) ** extras
     return np.asarray(np.log(1 - miss))

@@ -1,11 +1,11 @@
 """Small learnable data sets, and the files that hold them."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 
 from dslide.data import Dataset, Points
-from dslide.data import format as prepared
 
 
 def make_points(
@@ -53,15 +53,24 @@ def make_dataset(
 
 def write_prepared(folder: Path, dataset: Dataset) -> Path:
     """The set as a prepared folder, for `--data`."""
-    with prepared.writing(
-        folder,
-        name=dataset.name,
-        source="synthetic",
-        num_features=dataset.num_features,
-        num_labels=dataset.num_labels,
-    ) as work:
-        prepared.write_points(work / "train", dataset.train)
-        prepared.write_points(work / "test", dataset.test)
+    splits = {}
+    for split, points in (("train", dataset.train), ("test", dataset.test)):
+        (folder / split).mkdir(parents=True)
+        for name in ("x_indptr", "x_indices", "x_values", "y_indptr", "y_indices"):
+            np.save(folder / split / f"{name}.npy", getattr(points, name))
+        sizes = {"points": len(points), "nnz": len(points.x_indices), "label_nnz": len(points.y_indices)}
+        splits[split] = sizes
+    meta = {
+        "format_version": 1,
+        "name": dataset.name,
+        "hash": dataset.hash,
+        "source_hash": "synthetic",
+        "num_features": dataset.num_features,
+        "num_labels": dataset.num_labels,
+        "splits": splits,
+        "checksums": {},
+    }
+    (folder / "meta.json").write_text(json.dumps(meta))
     return folder
 
 

@@ -54,7 +54,7 @@ class Case:
         self.active = np.broadcast_to(present, (POINTS, LABELS))
         log_q = np.zeros(LABELS)
         if kind == "in-batch" and self.config.sampler.log_q:
-            log_q[present] = in_batch_log_q(counts[present].astype(float), POINTS, POINTS, 0)
+            log_q[present] = in_batch_log_q(counts[present].astype(float), POINTS, POINTS, 0, LABELS)
         net, weights = self.config.network, self.weights()
         self.reference = Reference(
             **{key: weights[key].astype(np.float64) for key in "WbUc"},

@@ -1,0 +1,138 @@
+"""The exchange without MPI: cuts, formulas, and P ranks' arithmetic in one process."""
+
+import threading
+from queue import Queue
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dslide import _core
+from dslide.comm import MESSAGE_BYTES, Exchange, LocalComm, combine_lse, cuts, payload_per_point
+from dslide.comm import _parts as parts
+
+
+@given(st.integers(0, 400), st.integers(1, 9), st.sampled_from([1, 16]))
+def test_cuts_cover_everything_once(total, ranks, block):
+    offsets = cuts(total, ranks, block)
+    assert offsets[0] == 0 and offsets[-1] == total and len(offsets) == ranks + 1
+    widths = np.diff(offsets)
+    assert (widths >= 0).all() and widths.max() - widths.min() <= 2 * block
+    assert all(offset % block == 0 or offset == total for offset in offsets)
+
+
+@pytest.mark.parametrize("size", [0, 1, MESSAGE_BYTES, MESSAGE_BYTES + 1, 3 * MESSAGE_BYTES])
+def test_messages_are_cut_below_the_eager_limit(size):
+    buffer = np.arange(size, dtype=np.uint8)
+    pieces = parts(buffer)
+    assert sum(len(p) for p in pieces) == size and all(
+        0 < len(p) <= MESSAGE_BYTES < 64 * 1024 for p in pieces
+    )
+    assert b"".join(p.tobytes() for p in pieces) == buffer.tobytes()
+    if pieces:
+        pieces[0][0] = 7
+        assert buffer[0] == 7  # views: nothing is copied
+
+
+def test_log_sum_exp_over_ranks():
+    random = np.random.default_rng(0)
+    lses = random.normal(0, 30, (3, 50)).astype(np.float32)
+    lses[1, :10] = -np.inf
+    lses[:, 0] = -np.inf
+    combined = combine_lse(lses)
+    assert combined.dtype == np.float32 and combined[0] == -np.inf
+    np.testing.assert_allclose(
+        combined[1:], np.logaddexp.reduce(lses[:, 1:].astype(float), axis=0), rtol=1e-6
+    )
+    for bad in (np.nan, np.inf):
+        lses[2, 3] = bad
+        assert not combine_lse(lses)[3] < np.inf
+
+
+class Postman:
+    """Delivers between ranks that are threads."""
+
+    def __init__(self, size):
+        self.boxes = {(a, b, tag): Queue() for a in range(size) for b in range(size) for tag in (1, 2, 3)}
+
+
+class ThreadComm(LocalComm):
+    """A rank that is a thread: what MpiComm does, without MPI."""
+
+    def __init__(self, rank, size, postman):
+        super().__init__()
+        self.rank, self.size, self.postman = rank, size, postman
+
+    def start(self, sends, receives, tag):
+        for peer, buffer in sends:
+            self.payload_bytes += buffer.nbytes
+            self.postman.boxes[self.rank, peer, tag].put(buffer.copy())
+        return [(self.postman.boxes[peer, self.rank, tag], buffer) for peer, buffer in receives]
+
+    def finish(self, requests):
+        for box, buffer in requests:
+            buffer[:] = box.get(timeout=20)
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize(("hidden", "ranks"), [(128, 2), (128, 3), (40, 3), (16, 3), (7, 2)])
+def test_ranks_exchange_what_one_rank_computes(wire, hidden, ranks):
+    rows, most, step = 11, 13, 2
+    random = np.random.default_rng(1)
+    h = random.normal(size=(rows, hidden)).astype(np.float32)
+    h[2] = 0
+    grads = random.normal(size=(ranks, rows, hidden)).astype(np.float32)
+    lses = random.normal(size=(ranks, rows)).astype(np.float32)
+    borders = cuts(hidden, ranks, 16)
+    postman, results, sent = Postman(ranks), {}, {}
+
+    def work(rank):
+        comm = ThreadComm(rank, ranks, postman)
+        exchange = Exchange(comm, borders, wire, most)
+        for _ in range(step):
+            exchange.own(rows)[:] = h[:, borders[rank] : borders[rank + 1]]
+            full = exchange.gather(rows).copy()
+            lse = exchange.normalise(lses[rank])
+            exchange.grad(rows)[:] = grads[rank]
+            exchange.scatter(rows)
+            results[rank] = full, lse.copy(), exchange.collect(rows).copy()
+        sent[rank] = comm.payload_bytes
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert len(results) == ranks
+    assert sum(sent.values()) == step * rows * payload_per_point(hidden, ranks, wire)
+
+    tolerance = {"fp32": 0, "bf16": 2**-8, "int8": 0.5 / 127}[wire]
+    scale = np.abs(h).max() if wire == "int8" else np.abs(h)
+    for rank, (full, lse, own) in results.items():
+        assert (full == results[0][0]).all()  # the very same bits on every rank, the own rows too
+        assert (lse == results[0][1]).all()
+        assert (np.abs(full - h) <= tolerance * scale + 1e-7 * tolerance).all()
+        want = grads.sum(axis=0)[:, borders[rank] : borders[rank + 1]]
+        assert own.shape == want.shape
+        np.testing.assert_allclose(own, want, atol=1e-5 + tolerance * ranks * np.abs(grads).max())
+
+
+def test_one_rank_exchanges_nothing_and_rounds_nothing():
+    comm = LocalComm()
+    exchange = Exchange(comm, [0, 5], "int8", 4)
+    own = exchange.own(3)
+    own[:] = 1 / 3
+    assert exchange.gather(3) is not None and (exchange.gather(3) == np.float32(1 / 3)).all()
+    exchange.grad(3)[:] = 1 / 7
+    exchange.scatter(3)
+    assert (exchange.collect(3) == np.float32(1 / 7)).all()
+    assert comm.payload_bytes == 0
+
+
+@pytest.mark.parametrize(("wire", "row"), [("fp32", 4 * 128), ("bf16", 2 * 128), ("int8", 128 + 4)])
+def test_payload_of_two_ranks(wire, row):
+    """A point's halves of activations and gradient each way, and two normalisers: int8 280 bytes."""
+    scale = 4 if wire == "int8" else 0
+    assert _core.row_bytes(wire, 128) == row
+    assert payload_per_point(128, 2, wire) == 2 * (row - scale) + 4 * scale + 2 * 4

@@ -1,0 +1,250 @@
+"""Training in one process: determinism, resuming, stopping, odd data, learning."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from synthetic import make_dataset
+
+from dslide.bench.records import Recorder
+from dslide.comm import LocalComm
+from dslide.config import build_config
+from dslide.data import Dataset, load
+from dslide.errors import UserError
+from dslide.inference import Model
+from dslide.metrics import precision_at
+from dslide.trainer import Interrupt, Trainer, train
+
+SMALL_LSH = {"kind": "lsh", "lsh": {"K": 3, "L": 6, "min_active": 12, "top_up": 9, "bucket_cap": 4,
+             "rebuild_points": 100, "new_functions_points": 250}}  # fmt: skip
+
+
+def settings(preset="default", **overrides):
+    base = {"batch_size": 32, "epochs": 2, "threads": 2, "eval_epochs": [1], "network": {"hidden": 24}}
+    if preset == "slide":
+        base["sampler"] = SMALL_LSH
+    return build_config(preset, None, {**base, **overrides})
+
+
+def run(config, dataset, out=None, resume=False, **arguments):
+    recorder = Recorder(out, resume_step=resume or None)
+    return train(config, dataset, LocalComm(), recorder, out, resume=bool(resume), **arguments), recorder
+
+
+def model_bytes(out):
+    return {f.relative_to(out): f.read_bytes() for f in sorted((out / "model").rglob("*")) if f.is_file()}
+
+
+@pytest.mark.parametrize("preset", ["default", "slide"])
+def test_the_model_is_the_same_for_any_number_of_threads(preset, tmp_path):
+    dataset, models = make_dataset(), []
+    for threads in (1, 2, 3):
+        out = tmp_path / str(threads)
+        run(settings(preset, threads=threads), dataset, out)
+        models.append(model_bytes(out))
+    assert models[0] == models[1] == models[2]
+    other = tmp_path / "other"
+    run(settings(preset, seed=1), dataset, other)
+    assert model_bytes(other) != models[0]
+
+
+@pytest.mark.parametrize("preset", ["default", "slide"])
+def test_a_resumed_run_equals_the_uninterrupted_one(preset, tmp_path):
+    dataset = make_dataset()
+    config = settings(preset, checkpoint_every=4, epochs=3, eval_epochs=[1, 2])
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    result, _ = run(config, dataset, straight)
+
+    class Stop(Exception):
+        pass
+
+    class Dies(Recorder):
+        def event(self, kind, **fields):
+            if kind == "eval" and fields["step"] == 19:
+                raise Stop
+            return super().event(kind, **fields)
+
+    with pytest.raises(Stop):
+        train(config, dataset, LocalComm(), Dies(resumed), resumed)
+    assert not (resumed / "model").exists()
+    assert json.loads((resumed / "checkpoint" / "progress.json").read_text())["step"] == 16
+    again, _ = run(config, dataset, resumed, resume=16)
+    assert model_bytes(resumed) == model_bytes(straight)
+    assert {k: again[k] for k in ("p1", "p3", "p5", "steps", "epochs")} == {
+        k: result[k] for k in ("p1", "p3", "p5", "steps", "epochs")
+    }
+
+    def curve(out):
+        events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+        return [(e["step"], e["p1"], e["p5"]) for e in events if e["event"] == "eval"]
+
+    assert curve(resumed) == curve(straight)
+    assert len(curve(straight)) == 4
+
+
+def test_resuming_with_other_settings_or_data_is_refused(tmp_path):
+    dataset, config = make_dataset(), settings(checkpoint_every=4)
+    run(config, dataset, tmp_path)
+    with pytest.raises(UserError, match="batch_size"):
+        run(settings(batch_size=16), dataset, tmp_path, resume=16)
+    with pytest.raises(UserError, match="not on these data"):
+        run(config, make_dataset(train=301), tmp_path, resume=16)
+
+
+def test_a_longer_run_may_continue_where_the_rate_is_constant(tmp_path):
+    constant = {"optimizer": {"decay": "constant"}, "checkpoint_every": 8}
+    run(settings(epochs=2, **constant), make_dataset(), tmp_path)
+    result, _ = run(settings(epochs=3, **constant), make_dataset(), tmp_path, resume=16)
+    assert result["steps"] == 29
+
+
+def test_saved_models_predict_what_training_measured(tmp_path):
+    dataset = make_dataset()
+    result, _ = run(settings(), dataset, tmp_path)
+    for folder in (tmp_path, tmp_path / "model"):
+        ids, _, _ = Model.load(folder, LocalComm(), 1).topk(dataset.test, 5, "test")
+        precision = precision_at(ids, dataset.test.y_indptr, dataset.test.y_indices)
+        assert precision == {k: result[f"p{k}"] for k in (1, 3, 5)}
+
+
+def test_probabilities_are_the_softmax_over_all_labels(tmp_path):
+    dataset = make_dataset(labels=7)
+    run(settings(), dataset, tmp_path)
+    ids, scores, lse = Model.load(tmp_path, LocalComm()).topk(dataset.test, 9, "test", normaliser=True)
+    assert (ids[:, 7:] == -1).all() and (np.sort(ids[:, :7], axis=1) == np.arange(7)).all()
+    assert (np.diff(scores[:, :7], axis=1) <= 0).all()
+    np.testing.assert_allclose(np.exp(scores - lse[:, None]).sum(axis=1), 1, rtol=1e-4)
+
+
+@pytest.mark.parametrize("preset", ["default", "slide"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"train": 1, "test": 1},
+        {"train": 33, "test": 0},
+        {"labels": 1},
+        {"features": 1},
+        {"train": 5, "labels": 300},
+    ],
+    ids=str,
+)
+def test_odd_sizes(preset, shape, tmp_path):
+    """Points without features or labels, batches larger than the data, one label, one feature."""
+    result, recorder = run(settings(preset, batch_size=64, epochs=3), make_dataset(**shape), tmp_path)
+    assert result["status"] == "done"
+    assert result["steps"] == -(-3 * shape.get("train", 300) // min(64, shape.get("train", 300)))
+    for array in Model.load(tmp_path, LocalComm()).network.weights().values():
+        assert np.isfinite(array).all()
+    assert recorder.events[-1]["event"] == "end"
+
+
+def test_data_without_any_label_train_to_nothing(tmp_path):
+    dataset = make_dataset(train=20, test=5)
+    bare = replace(dataset.train, y_indptr=np.zeros(21, np.int64), y_indices=np.zeros(0, np.int32))
+    result, _ = run(settings(), replace(dataset, train=bare), tmp_path)
+    assert result["status"] == "done"
+
+
+def test_no_training_points_is_a_mistake():
+    with pytest.raises(UserError, match="no points"):
+        run(settings(), make_dataset(train=0))
+
+
+def test_a_target_ends_the_run_at_the_first_evaluation_that_reaches_it(tmp_path):
+    result, recorder = run(
+        settings(epochs=30, eval_epochs=[5, 10, 15, 20], target=0.3), make_dataset(), tmp_path
+    )
+    evals = [e for e in recorder.events if e["event"] == "eval"]
+    assert result["status"] == "target" and result["p1"] == evals[-1]["p1"] >= 0.3
+    assert all(e["p1"] < 0.3 for e in evals[:-1] if e["step"] > 0)
+    assert result["steps"] < 280 and (tmp_path / "model" / "manifest.json").exists()
+
+
+def test_a_budget_ends_the_run_and_its_last_state_is_evaluated(tmp_path):
+    result, recorder = run(
+        settings(epochs=1e6, eval_epochs=[], budget_seconds=0.05), make_dataset(), tmp_path
+    )
+    assert result["status"] == recorder.events[-1]["status"] == "timeout"
+    assert 0 < result["steps"] == recorder.events[-2]["step"]
+
+
+def test_a_diverging_run_says_so_and_leaves_no_model(tmp_path):
+    config = settings(epochs=20, optimizer={"kind": "adam", "learning_rate": 1e30, "decay": "constant"})
+    result, recorder = run(config, make_dataset(), tmp_path)
+    assert result["status"] == recorder.events[-1]["status"] == "diverged"
+    assert result["model"] is None and not (tmp_path / "model").exists()
+
+
+def test_an_interrupt_is_recorded_and_leaves_nothing_half_written(tmp_path):
+    interrupt = Interrupt()
+    interrupt.signum = 2
+    with pytest.raises(KeyboardInterrupt):
+        run(settings(), make_dataset(), tmp_path, interrupt=interrupt)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert events[-1]["status"] == "interrupted"
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["events.jsonl", "meta.json", "predictions"]
+
+
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_allocated():
+    dataset = make_dataset()
+    huge = replace(dataset, num_features=2**31 - 1, num_labels=2**31 - 1)
+    with pytest.raises(UserError, match=r"needs about [\d.]+ GiB on .*, where [\d.]+ GiB are free"):
+        Trainer(settings(), huge, LocalComm(), Recorder(None))
+
+
+def test_step_times_are_recorded_without_evaluation():
+    recorder = Recorder(None)
+    Trainer(settings(), make_dataset(), LocalComm(), recorder).time_steps(2, 5)
+    assert [e["event"] for e in recorder.events] == ["start"] + ["step"] * 5
+    assert all(e["seconds"] > 0 for e in recorder.events[1:])
+
+
+@pytest.fixture(scope="module")
+def slice_of_debian():
+    """The 2,000 most frequent labels of debian-deps, 8,000 training and 1,500 test points from all over."""
+    whole, random = load("debian-deps"), np.random.default_rng(0)
+    counts = np.bincount(whole.train.y_indices, minlength=whole.num_labels)
+    keep = np.zeros(whole.num_labels, bool)
+    keep[np.argsort(-counts)[:2000]] = True
+    number = np.cumsum(keep) - 1
+
+    def part(points, size):
+        points = points.keep_labels(keep)
+        points = points.take(np.sort(random.permutation(len(points))[:size]))
+        return replace(points, y_indices=number[points.y_indices].astype(np.int32), num_labels=2000)
+
+    train, test = part(whole.train, 8000), part(whole.test, 1500)
+    return Dataset("slice", "slice", whole.num_features, 2000, train, test)
+
+
+FEW_TABLES = {"K": 7, "L": 20, "min_active": 200, "top_up": 200}
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "least"),
+    [
+        ("default", {"epochs": 2}, 0.3),
+        ("default", {"epochs": 2, "sampler": {"uniform_extras": 300}}, 0.3),
+        (
+            "slide",
+            {
+                "epochs": 2,
+                "batch_size": 64,
+                "sampler": {"lsh": FEW_TABLES},
+                "optimizer": {"learning_rate": 0.01, "eps": 1e-5},
+            },
+            0.1,
+        ),
+    ],
+    ids=["default", "extras", "slide"],
+)
+def test_it_learns(slice_of_debian, preset, overrides, least):
+    """Always answering the most frequent labels scores below 2 % here."""
+    test = slice_of_debian.test
+    counts = np.bincount(slice_of_debian.train.y_indices, minlength=slice_of_debian.num_labels)
+    blind = np.tile(np.argsort(-counts)[:5].astype(np.int32), (len(test), 1))
+    assert precision_at(blind, test.y_indptr, test.y_indices)[1] < 0.02
+    config = build_config(preset, None, {"threads": 2, "eval_epochs": [], **overrides})
+    result, _ = run(config, slice_of_debian)
+    assert result["p1"] >= least
