@@ -30,10 +30,9 @@ options() { n=0; while [ $# -gt 0 ]; do case $1 in
 options "$@"; shift $n
 host=${1##*@}; shift
 options "$@"; shift $n
-cores=$(cat @HERE@/cores.$host) || { echo "no such virtual node: $host" >&2; exit 255; }
-export DSLIDE_AGENT_COMMAND="$*"
-exec nsenter --net=/run/netns/$host unshare --uts \\
-  sh -c "hostname $host; exec taskset -c $cores sh -c \\"\\$DSLIDE_AGENT_COMMAND\\""
+[ -e @HERE@/cores.$host ] || { echo "no such virtual node: $host" >&2; exit 255; }
+exec nsenter --net=/run/netns/$host unshare --uts sh -c 'hostname "$1"; exec taskset -c "$2" sh -c "$3"' \\
+  agent "$host" "$(cat @HERE@/cores.$host)" "$*"
 """
 
 
