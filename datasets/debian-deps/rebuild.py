@@ -23,7 +23,13 @@ TEST_PERCENT = 20
 def update(lists: Path) -> None:
     """Downloads the package lists and the English descriptions into `lists`."""
     (lists / "partial").mkdir(parents=True, exist_ok=True)
-    options = (f"Dir::State::Lists={lists}", "Acquire::Languages=en", "Acquire::GzipIndexes=false")
+    options = (
+        f"Dir::State::Lists={lists}",
+        "Dir::Cache::pkgcache=",
+        "Dir::Cache::srcpkgcache=",
+        "Acquire::Languages=en",
+        "Acquire::GzipIndexes=false",
+    )
     subprocess.run(["apt-get", "update", *(f"-o{option}" for option in options)], check=True)
 
 
