@@ -68,11 +68,11 @@ rule compose:
     input: unpack(plan.parts)
     output: f"{plan.results}/composed/{{system}}/{{cluster}}/seed-{{seed}}.done"
     log: f"{plan.results}/logs/composed/{{system}}/{{cluster}}/seed-{{seed}}.log"
-    params: what=plan.what
+    params: what=plan.what, check=plan.check
     resources: machine=1
     conda: "envs/dslide.yaml"
     shell:
-        "dslide race compose {input.curve} {input.pace} {output} 2> {log}"
+        "dslide race compose {input.curve} {input.pace} {output} {params.check} > {log} 2>&1"
 
 
 rule run:
@@ -94,7 +94,7 @@ rule run:
     conda: "envs/dslide.yaml"
     shell:
         "{{ dslide race spec {input.experiment} {params.run} --granted {threads} --out {params.spec}"
-        " && dslide race run {params.spec} > {output}; }} 2>&1 | tee -i {log} >&2"
+        " && summary=$(dslide race run {params.spec}) && echo \"$summary\" > {output}; }} 2>&1 | tee -i {log} >&2"
 
 
 rule trainer:

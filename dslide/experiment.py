@@ -255,11 +255,17 @@ def composed_ids(experiment: Experiment) -> list[RunId]:
     ]
 
 
-def composed_parts(experiment: Experiment, run_id: RunId) -> tuple[RunId, RunId]:
-    """The run that gives accuracy per step, and the pace that gives seconds per step."""
-    parts = experiment.systems[run_id.system].composed
-    assert parts is not None
-    return run_id._replace(kind="runs", cluster=parts.curve), run_id._replace(kind="paces")
+def composed_parts(experiment: Experiment, run_id: RunId) -> dict[str, RunId]:
+    """`curve`, the run that gives accuracy a step; `pace`, seconds a step; perhaps `check`, a real run."""
+    composed = experiment.systems[run_id.system].composed
+    assert composed is not None
+    parts = {
+        "curve": run_id._replace(kind="runs", cluster=composed.curve),
+        "pace": run_id._replace(kind="paces"),
+    }
+    if composed.check is not None and composed.check.cluster == run_id.cluster:
+        parts["check"] = run_id._replace(kind="checks")
+    return parts
 
 
 def data_name(experiment: Experiment) -> str:

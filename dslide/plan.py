@@ -67,9 +67,16 @@ class Plan:
         return cluster.cores * (cluster.nodes if cluster.kind == "virtual" else 1)
 
     def parts(self, wildcards: Any) -> dict[str, str]:
-        """The two stamps that a composed run is made from."""
-        curve, pace = composed_parts(self.experiment, self.run_id(wildcards))
-        return {"curve": self.stamp(curve), "pace": self.stamp(pace)}
+        """Stamps of what a composed run is made from, and of the real run that checks it, if any."""
+        return {part: self.stamp(run_id) for part, run_id in self._parts(wildcards).items()}
+
+    def check(self, wildcards: Any) -> str:
+        """The option of `dslide race compose` that names the real run to compare with."""
+        real = self._parts(wildcards).get("check")
+        return "" if real is None else f"--check {self.stamp(real)}"
+
+    def _parts(self, wildcards: Any) -> dict[str, RunId]:
+        return composed_parts(self.experiment, self.run_id(wildcards))
 
     def what(self, wildcards: Any) -> str:
         """One line for people: which system, where, which seed."""
@@ -144,7 +151,10 @@ def _essence(path: Path) -> str:
     text = path.read_text()
     if path.suffix != ".py":
         return " ".join(re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL).split())
-    tree = ast.parse(text)
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:  # the run will say so; here it is only a text
+        return text
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
             node.body = node.body[1:]

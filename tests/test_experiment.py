@@ -75,7 +75,11 @@ def test_expansion(tmp_path: Path) -> None:
     ]
     assert [str(run_id) for run_id in composed_ids(experiment)] == ["composed/dense/slow/seed-0"]
     parts = composed_parts(experiment, composed_ids(experiment)[0])
-    assert [str(part) for part in parts] == ["runs/dense/free/seed-0", "paces/dense/slow/seed-0"]
+    assert {part: str(run_id) for part, run_id in parts.items()} == {
+        "curve": "runs/dense/free/seed-0",
+        "pace": "paces/dense/slow/seed-0",
+        "check": "checks/dense/slow/seed-0",
+    }
 
 
 def test_specs(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The workflow with systems that do nothing: what is planned, repeated, refused, and left behind."""
 
+import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -159,10 +161,11 @@ def test_interrupt_leaves_nothing_half_done(tmp_path: Path) -> None:
         while not events.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         assert events.exists()
-        subprocess.run(["kill", "-INT", f"-{process.pid}"], check=True)  # as a terminal does: the whole group
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group
         printed, _ = process.communicate(timeout=60)
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode not in (0, -signal.SIGKILL), printed
     runs = tmp_path / "results/trial/runs/good/one"
     assert [path.name for path in runs.iterdir()] == ["seed-0"]

@@ -13,7 +13,7 @@ SYSTEMS = Path(__file__).parent / "systems"
 def command(folder: Path, experiment: Path, *arguments: str, cores: str = "all") -> list[str]:
     """The command line: the project's Snakefile, results and reports below `folder`."""
     place = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
-    return ["snakemake", *place, "--cores", cores, "--config", f"experiment={experiment}", *arguments]
+    return ["snakemake", *arguments, *place, "--cores", cores, "--config", f"experiment={experiment}"]
 
 
 def environment(**extra: str) -> dict[str, str]:
