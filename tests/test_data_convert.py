@@ -203,13 +203,16 @@ def test_any_bytes_are_parsed_or_refused(text: str | bytes, threads: int) -> Non
         assert 1 <= column <= len(content.split(b"\n")[line]) + 1 and reason
         return
     lines = content.count(b"\n") + (0 if content.endswith(b"\n") or not content else 1)
-    assert len(got["x_lengths"]) == len(got["y_lengths"]) == lines
-    for axis, limit in (("x", 5), ("y", 4)):
-        assert got[f"{axis}_lengths"].sum() == len(got[f"{axis}_indices"])
-        ends = np.cumsum(got[f"{axis}_lengths"])
-        for row in np.split(got[f"{axis}_indices"], ends[:-1]):
-            assert (np.diff(row) > 0).all() and ((row >= 0) & (row < limit)).all()
-    assert np.isfinite(got["x_values"]).all()
+    assert len(got) == threads
+    assert sum(len(part["x_lengths"]) for part in got) == lines
+    for part in got:
+        assert len(part["x_lengths"]) == len(part["y_lengths"])
+        for axis, limit in (("x", 5), ("y", 4)):
+            lengths, ids = part[f"{axis}_lengths"], part[f"{axis}_indices"]
+            assert lengths.sum() == len(ids)
+            for row in np.split(ids, np.cumsum(lengths)[:-1]):
+                assert (np.diff(row) > 0).all() and ((row >= 0) & (row < limit)).all()
+        assert np.isfinite(part["x_values"]).all()
 
 
 def test_compressed_files_give_the_same(tmp_path: Path) -> None:

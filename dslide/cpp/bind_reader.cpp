@@ -20,24 +20,7 @@ py::array_t<T> array(std::vector<T>&& values) {
   return py::array_t<T>(size, data, free);
 }
 
-py::object parse_xc(dslide::Pool& pool, const py::buffer& buffer, std::int64_t features, std::int64_t labels,
-                    std::int64_t index_base) {
-  const py::buffer_info info = buffer.request();
-  if (info.itemsize != 1 || info.ndim != 1 || info.strides[0] != 1) {
-    throw py::value_error("parse_xc: expected contiguous bytes");
-  }
-  const std::string_view text(static_cast<const char*>(info.ptr), static_cast<std::size_t>(info.size));
-  dslide::XcPoints points;
-  std::optional<dslide::XcError> error;
-  {
-    const py::gil_scoped_release release;
-    try {
-      points = dslide::parse_xc(pool, text, {features, labels, index_base});
-    } catch (const dslide::XcError& e) {
-      error = e;
-    }
-  }
-  if (error) return py::make_tuple(error->line, error->column, error->what());
+py::dict to_dict(dslide::XcPoints&& points) {
   py::dict result;
   result["x_lengths"] = array(std::move(points.x_lengths));
   result["x_indices"] = array(std::move(points.x_indices));
@@ -47,6 +30,29 @@ py::object parse_xc(dslide::Pool& pool, const py::buffer& buffer, std::int64_t f
   result["unsorted"] = points.unsorted;
   result["duplicates"] = points.duplicates;
   result["blank_tail"] = points.blank_tail;
+  return result;
+}
+
+py::object parse_xc(dslide::Pool& pool, const py::buffer& buffer, std::int64_t features, std::int64_t labels,
+                    std::int64_t index_base) {
+  const py::buffer_info info = buffer.request();
+  if (info.itemsize != 1 || info.ndim != 1 || info.strides[0] != 1) {
+    throw py::value_error("parse_xc: expected contiguous bytes");
+  }
+  const std::string_view text(static_cast<const char*>(info.ptr), static_cast<std::size_t>(info.size));
+  std::vector<dslide::XcPoints> parts;
+  std::optional<dslide::XcError> error;
+  {
+    const py::gil_scoped_release release;
+    try {
+      parts = dslide::parse_xc(pool, text, {features, labels, index_base});
+    } catch (const dslide::XcError& e) {
+      error = e;
+    }
+  }
+  if (error) return py::make_tuple(error->line, error->column, error->what());
+  py::list result;
+  for (auto& part : parts) result.append(to_dict(std::move(part)));
   return std::move(result);
 }
 
@@ -55,7 +61,8 @@ py::object parse_xc(dslide::Pool& pool, const py::buffer& buffer, std::int64_t f
 void bind_reader(py::module_& module) {
   module.def("parse_xc", &parse_xc, py::arg("pool"), py::arg("text"), py::arg("features"), py::arg("labels"),
              py::arg("index_base") = 0,
-             "Parses lines of the XC format. Returns a dict of arrays (x_lengths int64, x_indices int32, x_values\n"
-             "float32, y_lengths int64, y_indices int32) and counts (unsorted, duplicates, blank_tail), or a tuple\n"
-             "(line from 0, column from 1, reason) for the first line that isn't in the format.");
+             "Parses lines of the XC format. Returns consecutive parts of the points, each a dict of arrays\n"
+             "(x_lengths int64, x_indices int32, x_values float32, y_lengths int64, y_indices int32) and counts\n"
+             "(unsorted, duplicates, blank_tail), or a tuple (line from 0, column from 1, reason) for the first\n"
+             "line that isn't in the format.");
 }

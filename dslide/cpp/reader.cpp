@@ -22,6 +22,8 @@ class Parser {
   Parser(std::string_view text, const XcLimits& limits) : text_(text), limits_(limits) {}
 
   void run() {
+    points.x_indices.reserve(text_.size() / 8);  // about what real sets need; costs nothing until it is used
+    points.x_values.reserve(text_.size() / 8);
     try {
       for (std::size_t begin = 0; begin < text_.size(); ++lines) {
         const std::size_t newline = std::min(text_.find('\n', begin), text_.size());
@@ -205,38 +207,21 @@ std::vector<std::string_view> cut(std::string_view text, std::size_t parts) {
   return result;
 }
 
-template <class T>
-void append(std::vector<T>& to, const std::vector<T>& from) {
-  to.insert(to.end(), from.begin(), from.end());
-}
-
 }  // namespace
 
-XcPoints parse_xc(Pool& pool, std::string_view text, const XcLimits& limits) {
-  const auto parts = cut(text, static_cast<std::size_t>(pool.threads()));
+std::vector<XcPoints> parse_xc(Pool& pool, std::string_view text, const XcLimits& limits) {
   std::vector<Parser> parsers;
-  parsers.reserve(parts.size());
-  for (const auto part : parts) parsers.emplace_back(part, limits);
+  for (const auto part : cut(text, static_cast<std::size_t>(pool.threads()))) parsers.emplace_back(part, limits);
   pool.run([&](int thread) { parsers[static_cast<std::size_t>(thread)].run(); });
 
-  XcPoints all = std::move(parsers[0].points);
+  std::vector<XcPoints> parts;
   std::int64_t lines = 0;
-  for (std::size_t i = 0; i < parsers.size(); ++i) {
-    const Parser& parser = parsers[i];
+  for (Parser& parser : parsers) {
     if (parser.error) throw XcError(lines + parser.error->line, parser.error->column, parser.error->what());
     lines += parser.lines;
-    if (i == 0) continue;
-    append(all.x_lengths, parser.points.x_lengths);
-    append(all.x_indices, parser.points.x_indices);
-    append(all.x_values, parser.points.x_values);
-    append(all.y_lengths, parser.points.y_lengths);
-    append(all.y_indices, parser.points.y_indices);
-    all.unsorted += parser.points.unsorted;
-    all.duplicates += parser.points.duplicates;
-    const bool only_blanks = parser.points.blank_tail == parser.lines;
-    all.blank_tail = parser.points.blank_tail + (only_blanks ? all.blank_tail : 0);
+    parts.push_back(std::move(parser.points));
   }
-  return all;
+  return parts;
 }
 
 }  // namespace dslide

@@ -42,7 +42,7 @@ struct XcError : std::runtime_error {
 // tabs and repeated spaces, spaces after the commas between labels, no labels (the line begins with a space
 // or with a feature), no features, labels written as whole floats ("12.0"), unsorted ids (sorted), repeated
 // features (values added), repeated labels (kept once), values that float32 rounds to 0. Everything else
-// throws XcError for the first bad line. The result doesn't depend on the number of threads.
-XcPoints parse_xc(Pool& pool, std::string_view text, const XcLimits& limits);
+// throws XcError for the first bad line. Returns a part of the points for each thread, in the order of the text.
+std::vector<XcPoints> parse_xc(Pool& pool, std::string_view text, const XcLimits& limits);
 
 }  // namespace dslide

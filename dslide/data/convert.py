@@ -16,6 +16,7 @@ aren't finite, a header that counts other lines than follow, train and test of d
 
 import bz2
 import gzip
+import itertools
 import logging
 import os
 import zipfile
@@ -23,9 +24,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dslide.data import format
 from dslide.data.format import Points
@@ -149,6 +151,55 @@ def write_xc(path: Path, points: Points) -> None:
     write_atomic(path, "".join(lines))
 
 
+class _SplitWriter:
+    """Appends parsed parts to the arrays of a split, and holds empty lines back until a point follows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.points = 0
+        self.lines = 0
+        self.top = {"x": -1, "y": -1}  # largest ids
+        self.unsorted = self.duplicates = 0
+        self._blank = 0
+        self._ends = {"x": 0, "y": 0}
+        self._arrays = {
+            key: format.ArrayWriter(folder / f"{key}.npy", dtype) for key, dtype in format.ARRAYS.items()
+        }
+        for axis in "xy":
+            self._arrays[f"{axis}_indptr"].append(np.zeros(1, np.int64))
+
+    def append(self, part: dict[str, Any]) -> None:
+        rows, blank = len(part["x_lengths"]), part["blank_tail"]
+        if blank < rows:
+            self._append_blank(self._blank)
+        for axis in "xy":
+            self._append_lengths(axis, part[f"{axis}_lengths"][: rows - blank])
+            self.top[axis] = max(self.top[axis], int(part[f"{axis}_indices"].max(initial=-1)))
+        for key in ("x_indices", "x_values", "y_indices"):
+            self._arrays[key].append(part[key])
+        self.points += rows - blank
+        self._blank += blank
+        self.lines += rows
+        self.unsorted += part["unsorted"]
+        self.duplicates += part["duplicates"]
+
+    def close(self, promised: int | None) -> None:
+        """Adds those of the empty lines at the end that the header counts."""
+        if promised is not None:
+            self._append_blank(min(max(promised - self.points, 0), self._blank))
+        for array in self._arrays.values():
+            array.close()
+
+    def _append_blank(self, count: int) -> None:
+        for axis in "xy":
+            self._append_lengths(axis, np.zeros(count, np.int64))
+        self.points += count
+        self._blank -= count
+
+    def _append_lengths(self, axis: str, lengths: NDArray[np.int64]) -> None:
+        self._arrays[f"{axis}_indptr"].append(self._ends[axis] + np.cumsum(lengths))
+        self._ends[axis] += int(lengths.sum())
+
+
 def _convert_split(
     text: Text, folder: Path, layout: Layout, threads: int | None, bar: Progress
 ) -> tuple[int, int]:
@@ -156,67 +207,37 @@ def _convert_split(
     import dslide._core as _core
 
     pool = _core.Pool(threads or len(os.sched_getaffinity(0)))
-    writers = {key: format.ArrayWriter(folder / f"{key}.npy", dtype) for key, dtype in format.ARRAYS.items()}
+    writer = _SplitWriter(folder)
     base = layout.index_base or 0
-    with text.open() as (file, size), bar.task(f"{text.member or text.path.name}", size) as advance:
+    promised = None
+    features = _MAX_ID if layout.features is None else layout.features
+    labels = _MAX_ID if layout.labels is None else layout.labels
+    with text.open() as (file, size), bar.task(text.member or text.path.name, size) as advance:
         blocks = _blocks(text, file)
-        first, line = next(blocks, b""), 0
+        first = next(blocks, b"")
         if layout.header:
             promised, features, labels, first = _read_header(text, first)
-            line = 1
-        else:
-            promised = None
-            features = _MAX_ID if layout.features is None else layout.features
-            labels = _MAX_ID if layout.labels is None else layout.labels
-        ends = {"x": 0, "y": 0}
-        top = {"x": -1, "y": -1}
-        points = blank = 0
-        unsorted = duplicates = 0
-
-        def store(lengths: dict[str, np.ndarray]) -> None:
-            for axis, values in lengths.items():
-                writers[f"{axis}_indptr"].append(ends[axis] + np.cumsum(values))
-                ends[axis] += int(values.sum())
-
-        for axis in "xy":
-            writers[f"{axis}_indptr"].append(np.zeros(1, np.int64))
-        for block in _chain(first, blocks):
-            parsed = _core.parse_xc(pool, block, features, labels, base)
-            if isinstance(parsed, tuple):
-                bad, column, reason = parsed
-                raise UserError(f"{text}:{line + bad + 1}:{column}: {reason}{_hint(reason, base)}")
-            rows = len(parsed["x_lengths"])
-            tail = parsed["blank_tail"]
-            if tail < rows and blank:  # the empty lines before were points
-                store({axis: np.zeros(blank, np.int64) for axis in "xy"})
-                points, blank = points + blank, 0
-            keep = rows - tail
-            store({axis: parsed[f"{axis}_lengths"][:keep] for axis in "xy"})
-            points, blank, line = points + keep, blank + tail, line + rows
-            for key in ("x_indices", "x_values", "y_indices"):
-                writers[key].append(parsed[key])
-            for axis in "xy":
-                top[axis] = max(top[axis], int(parsed[f"{axis}_indices"].max(initial=-1)))
-            unsorted += parsed["unsorted"]
-            duplicates += parsed["duplicates"]
+        for block in itertools.chain([first], blocks):
+            parts = _core.parse_xc(pool, block, features, labels, base)
+            if isinstance(parts, tuple):
+                bad, column, reason = parts
+                line = writer.lines + bad + 1 + layout.header
+                raise UserError(f"{text}:{line}:{column}: {reason}{_hint(reason, base)}")
+            for part in parts:
+                writer.append(part)
             advance(len(block))
-        if promised is not None:
-            empty = min(max(promised - points, 0), blank)  # empty lines that the header counts
-            store({axis: np.zeros(empty, np.int64) for axis in "xy"})
-            points += empty
-            if points != promised:
-                raise UserError(f"{text}:1:1: the header says {promised} points, but {points} lines follow")
-    for writer in writers.values():
-        writer.close()
-    if unsorted or duplicates:
+    writer.close(promised)
+    if promised is not None and writer.points != promised:
+        raise UserError(f"{text}:1:1: the header says {promised} points, but {writer.points} lines follow")
+    if writer.unsorted or writer.duplicates:
         logging.getLogger(__name__).warning(
-            "%s: sorted the ids of %d points, merged %d repeated ids", text, unsorted, duplicates
+            f"{text}: sorted the ids of {writer.unsorted} points, merged {writer.duplicates} repeated ids"
         )
     if layout.header:
         return features, labels
     return (
-        top["x"] + 1 if layout.features is None else layout.features,
-        top["y"] + 1 if layout.labels is None else layout.labels,
+        writer.top["x"] + 1 if layout.features is None else features,
+        writer.top["y"] + 1 if layout.labels is None else labels,
     )
 
 
@@ -260,9 +281,3 @@ def _blocks(text: Text, file: BinaryIO) -> Iterator[bytes]:
             rest = data[end:]
         else:
             rest += data
-
-
-def _chain(first: bytes, others: Iterator[bytes]) -> Iterator[bytes]:
-    if first:
-        yield first
-    yield from others
