@@ -1,8 +1,8 @@
 """What was tuned: the recorded searches of results/reference/search/, one JSON file a system.
 
-A file is an object with `system`, `trials` (a list of objects with `settings` and `p1`, P@1 on a validation part
-of the training set, and perhaps `error`), `chosen` (settings), and optionally `label` and `space` (what was
-searched).
+A file has `system`, `label`, `space` (values by setting), `target` (P@1 on a validation part of the training
+set), `trials` (objects with settings, batch_size, status, p1 and cost in seconds) and `chosen` (the same of
+the best trial).
 """
 
 import json
@@ -14,6 +14,7 @@ from dslide.errors import UserError
 from dslide.paths import content_root
 from dslide.reporting.output import Table
 from dslide.reporting.race import Race
+from dslide.reporting.targets import number
 
 TITLE = "What was tuned"
 
@@ -27,50 +28,63 @@ def searches() -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
         if isinstance(record, dict) and isinstance(record.get("trials"), list):
-            found.append({"system": path.stem, **record})
+            found.append({"file": path.stem, **record})
     return found
 
 
-def _score(trial: dict[str, Any]) -> float | None:
-    value = trial.get("p1", trial.get("score"))
-    return float(value) if isinstance(value, int | float) else None
+def _words(settings: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{key} {_words(value) if isinstance(value, dict) else value}" for key, value in settings.items()
+    )
 
 
-def _settings(value: Any) -> str:
-    if not isinstance(value, dict):
-        return str(value or "")
-    return ", ".join(f"{key} {_settings(v) if isinstance(v, dict) else v}" for key, v in value.items())
+def _space(space: Any) -> str:
+    """Each setting with its values: "lr 0.05 … 0.2 (5)"."""
+    if not isinstance(space, dict):
+        return str(space or "")
+    parts = []
+    for key, values in space.items():
+        if isinstance(values, list) and len(values) > 2:
+            parts.append(f"{key} {values[0]} … {values[-1]} ({len(values)})")
+        else:
+            parts.append(f"{key} {' or '.join(map(str, values)) if isinstance(values, list) else values}")
+    return "; ".join(parts)
 
 
 def table(race: Race) -> Table:
     data, rows = [], []
     for record in searches():
-        trials = [t for t in record["trials"] if isinstance(t, dict)]
-        scores = [s for t in trials if (s := _score(t)) is not None]
-        best = max(trials, key=lambda t: _score(t) or -1.0, default={})
-        chosen = record.get("chosen") or record.get("best") or best
-        chosen = chosen.get("settings", chosen) if isinstance(chosen, dict) else chosen
-        varied = sorted({key for t in trials for key in (t.get("settings") or {})})
-        tuned = _settings(record["space"]) if record.get("space") else ", ".join(varied)
+        chosen = record.get("chosen") or {}
+        settings = {
+            **chosen.get("settings", {}),
+            **({"batch_size": chosen["batch_size"]} if "batch_size" in chosen else {}),
+        }
+        cost, target = chosen.get("cost"), record.get("target")
+        failed = sum(trial.get("status") in ("error", "diverged", "skipped") for trial in record["trials"])
         data.append(
             {
-                "system": record["system"],
-                "trials": len(trials),
-                "best_validation_p1": max(scores, default=None),
-                "chosen": json.dumps(chosen, sort_keys=True),
+                "search": record["file"],
+                "data": record.get("data"),
+                "trials": len(record["trials"]),
+                "failed": failed,
+                "target": target,
+                "cost_seconds": cost,
+                "validation_p1": chosen.get("p1"),
+                "chosen": json.dumps(settings, sort_keys=True),
             }
         )
         rows.append(
             {
-                "system": str(record.get("label") or record["system"]),
-                "tuned": tuned,
-                "trials": str(len(trials)),
-                "best P@1 on validation": f"{max(scores):.2%}" if scores else "",
-                "chosen": _settings(chosen),
+                "system": str(record.get("label") or record.get("system") or record["file"]),
+                "tried": _space(record.get("space")),
+                "trials": f"{len(record['trials'])}" + (f" ({failed} failed)" if failed else ""),
+                "chosen": _words(settings),
+                "best s": number(cost) if isinstance(cost, int | float) else "",
+                "to validation P@1": f"{target:.2f}" if target else "",
             }
         )
     notes = [
-        "Searched on a validation part of the training set, never on the test split; every trial is in "
-        "the record."
+        "Searched on a validation part of the training set, never on the test split. Every trial is in the "
+        "record, with what its cost counts.",
     ]
     return Table(pd.DataFrame(data), [("", pd.DataFrame(rows))], notes)

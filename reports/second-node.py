@@ -66,8 +66,8 @@ def gains(race: Race) -> dict[str, list[tuple[float, float]]]:
     """(rows, speed of several nodes over one node's at as many rows) by cluster shape.
 
     The one node has as many cores as each of the several where the sweep has such a shape, else what it has
-    (see `alone`). Its speed is interpolated between its measured points, on logarithms of both, and never beyond
-    them (5 % of slack: the rows of two runs with the same setting differ a little).
+    (see `alone`). Its speed is interpolated between its measured points, on logarithms of both, and never
+    beyond them (5 % of slack: the rows of two runs with the same setting differ a little).
     """
     points = sweep(race)
     found: dict[str, list[tuple[float, float]]] = {}

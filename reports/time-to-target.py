@@ -244,8 +244,8 @@ def _handles(order: list[Entry], race: Race) -> list[Line2D]:
 
 def caption(race: Race) -> str:
     lead = (
-        "Training seconds until the first evaluation at or above a target; medians over seeds, bars the seeds' "
-        "range."
+        "Training seconds until the first evaluation at or above a target; medians over seeds, bars the "
+        "seeds' range."
     )
     extra = (
         ["Open marks are composed or bounds."] if any(e.composed and e.counted for e in race.entries) else []

@@ -198,7 +198,7 @@ def _accuracy(race: Race) -> list[str]:
 def composed_note(race: Race) -> str | None:
     """What the dagger means, if there is one."""
     if any(e.composed and e.counted for e in race.entries):
-        return f"{COMPOSED} composed: a complete unthrottled run's accuracy a step at step times measured on the link."
+        return f"{COMPOSED} composed: a complete unthrottled run's accuracy a step at measured step times."
     return None
 
 
