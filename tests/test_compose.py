@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dslide.bench.compose import compose, folder_of
+from dslide.bench.compose import compose, compose_failure, folder_of
 from dslide.bench.records import read_run
 from dslide.errors import UserError
 
@@ -112,6 +112,17 @@ def test_parts_without_evaluations_or_steps_are_refused(curve: Path, pace: Path,
         compose(pace, pace, tmp_path / "out")
     with pytest.raises(UserError, match="no timed steps"):
         compose(curve, curve, tmp_path / "out")
+
+
+def test_a_failed_part_makes_a_record_that_says_why(curve: Path, pace: Path, tmp_path: Path) -> None:
+    events = pace / "events.jsonl"
+    end = {"event": "end", "status": "skipped", "reason": "no link", "train_seconds": 0.0}
+    assert compose_failure(curve, pace, tmp_path / "out") is None
+    assert not (tmp_path / "out").exists()
+    events.write_text(json.dumps(end) + "\n")
+    assert compose_failure(curve, pace, tmp_path / "out") == "pace skipped: no link"
+    run = read_run(tmp_path / "out")
+    assert (run.status, run.reason, run.meta["kind"]) == ("error", "pace skipped: no link", "composed")
 
 
 def test_nothing_is_composed_of_composed_runs(curve: Path, pace: Path, tmp_path: Path) -> None:

@@ -171,6 +171,24 @@ def compose(
     return meta
 
 
+def compose_failure(curve_folder: Path, pace_folder: Path, out: Path) -> str | None:
+    """If a part failed: writes a record of status `error` to `out` that says so, and returns the reason."""
+    runs = {"curve": read_run(curve_folder), "pace": read_run(pace_folder)}
+    lame = {"curve": not runs["curve"].of("eval"), "pace": not runs["pace"].of("step")}
+    reasons = [f"{part} {run.status}: {run.reason or '-'}" for part, run in runs.items() if lame[part]]
+    if not reasons:
+        return None
+    parts = {part: _part(run, out) for part, run in runs.items()}
+    run_id = str(runs["pace"].meta.get("run_id")).replace("paces/", "composed/")
+    meta = {**runs["pace"].meta, "kind": "composed", "run_id": run_id, "pace_steps": None, "parts": parts}
+    reason = "; ".join(reasons)
+    end = {"event": "end", "status": "error", "reason": reason, "train_seconds": 0.0, "step": 0}
+    with atomic_dir(out) as folder:
+        write_atomic(folder / "meta.json", json.dumps(meta, indent=1, default=records.plain) + "\n")
+        records.append_event(folder, end)
+    return reason
+
+
 def _placed(event: dict[str, Any], first: dict[str, Any], times: dict[str, Any]) -> dict[str, Any]:
     before = first["train_seconds"] if first["step"] == 0 else 0.0
     kept: dict[str, Any] = {

@@ -13,7 +13,7 @@ import typer
 from dslide import experiment_cli
 from dslide.bench import cluster, systems
 from dslide.bench.compose import compose as compose_runs
-from dslide.bench.compose import folder_of
+from dslide.bench.compose import compose_failure, folder_of
 from dslide.bench.launch import launch, say
 from dslide.bench.records import read_run
 from dslide.bench.spec import RunSpec, allotted_cores, bits_per_second
@@ -72,7 +72,16 @@ def compose(
     out: Annotated[Path, typer.Argument(help="Folder (or stamp `<folder>.done`) to write.")],
     check: Annotated[Path | None, typer.Option(help="A real run on the same link to compare with.")] = None,
 ) -> None:
-    """Put a curve's accuracy per step and a pace's seconds per step together."""
+    """Put a curve's accuracy per step and a pace's seconds per step together.
+
+    A part that failed makes a record of status `error` that says so, and exit status 0.
+    """
+    reason = compose_failure(folder_of(curve), folder_of(pace), folder_of(out))
+    if reason is not None:
+        say(f"not composed: {reason}")
+        if out.suffix == ".done":
+            write_atomic(out, json.dumps({"status": "error", "reason": reason}) + "\n")
+        return
     meta = compose_runs(
         folder_of(curve), folder_of(pace), folder_of(out), None if check is None else folder_of(check)
     )
