@@ -271,3 +271,13 @@ def test_the_command_prints_a_summary(tmp_path: Path) -> None:
     assert failing.returncode == 1 and json.loads(failing.stdout)["status"] == "error"
     wrong = subprocess.run([*command, "--set", "x"], capture_output=True, text=True, timeout=60, check=False)
     assert wrong.returncode == 2 and "key=value" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_a_repeated_run_keeps_the_record_that_it_replaces(tmp_path: Path) -> None:
+    spec = make(tmp_path / "seed-0")
+    assert launch.launch(spec) == 0
+    assert launch.launch(spec.model_copy(update={"settings": {"bad": "raise"}})) == 0
+    assert launch.launch(spec.model_copy(update={"settings": {"steps": 5}})) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".seed-0.replaced-1", "seed-0"]
+    assert read_run(tmp_path / ".seed-0.replaced-1").of("eval")[-1]["step"] == 3
+    assert read_run(tmp_path / "seed-0").of("eval")[-1]["step"] == 5

@@ -101,6 +101,14 @@ class _Folder:
         end = {"event": "end", "time": time.time(), "train_seconds": seconds, "step": last, **fields}
         records.append_event(self.record, end)
 
+    def _aside(self) -> Path:
+        """Where a record goes that is replaced: one that counts is kept beside, hidden and numbered."""
+        with contextlib.suppress(UserError):
+            if records.read_run(self.out).status in ("done", "target", "timeout", "diverged"):
+                old = len(list(self.out.parent.glob(f".{self.out.name}.replaced-*")))
+                return self.out.parent / f".{self.out.name}.replaced-{old + 1}"
+        return self.work / "old"
+
     def publish(self) -> None:
         """Puts the record in its place, complete."""
         (self.record / records.HEARTBEAT).unlink(missing_ok=True)
@@ -110,9 +118,8 @@ class _Folder:
             head = {"schema_version": records.SCHEMA_VERSION, "kind": "measured", "created": time.time()}
             content = {**head, **known, "machine": machine.capture(), "ranks": []}
             write_atomic(meta, json.dumps(content, indent=1, default=records.plain) + "\n")
-        old = self.work / "old"
         if self.out.exists():
-            self.out.replace(old)
+            self.out.replace(self._aside())
         self.record.replace(self.out)
         fsync_dir(self.out.parent)
         shutil.rmtree(self.work, ignore_errors=True)
