@@ -10,6 +10,7 @@ import logging
 import shutil
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,6 @@ from dslide.errors import UserError
 if TYPE_CHECKING:
     from dslide.comm import LocalComm
     from dslide.data import Dataset
-    from dslide.trainer import Interrupt
 
 app = typer.Typer(
     help="Trains huge sparse networks on a few cheap CPUs with a slow network, and races it against others.",
@@ -93,7 +93,7 @@ def train(
     from dslide.progress import on_stderr
     from dslide.trainer import train as run
 
-    interrupt = _handle_signals(comm)
+    _handle_signals()
     dataset = _dataset(data, train_file, test_file)
     resume = _run_folder(comm, out, resume)
     step = None
@@ -118,7 +118,6 @@ def train(
         out,
         resume=resume,
         progress=on_stderr(comm.rank),
-        interrupt=interrupt,
     )
     if comm.rank == 0:
         _print_result(result, as_json)
@@ -142,21 +141,14 @@ def _print_result(result: dict[str, Any], as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _handle_signals(comm: "LocalComm") -> "Interrupt":
-    """One rank stops where it is; several stop together after a step, at a second signal where they are."""
-    from dslide.trainer import Interrupt
+def _handle_signals() -> None:
+    """SIGTERM, which mpirun makes of Ctrl-C, unwinds like SIGINT, which no shell's `&` may switch off."""
 
-    interrupt = Interrupt()
+    def terminate(_number: int, _frame: Any) -> None:
+        raise SystemExit(143)
 
-    def handler(number: int, _frame: Any) -> None:
-        if comm.size > 1 and interrupt.signum is None:
-            interrupt.signum = number
-        else:
-            raise SystemExit(143) if number == signal.SIGTERM else KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, handler)
-    signal.signal(signal.SIGINT, handler)
-    return interrupt
+    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _dataset(data: str | None, train_file: Path | None, test_file: Path | None) -> "Dataset":
@@ -205,8 +197,7 @@ def _clear(out: Path, resume: bool) -> bool:
         raise UserError(
             f"{out}: holds the checkpoint of an unfinished run; go on with --resume, or delete the folder"
         )
-    for name in _PRODUCTS:
-        path = out / name
+    for path in [*(out / name for name in _PRODUCTS), *out.glob(".model.*"), *out.glob(".checkpoint.*")]:
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -307,12 +298,20 @@ def _say(message: str) -> None:
     print(f"dslide: {comms.rank_name() if comms else ''}{message}", file=sys.stderr, flush=True)
 
 
+def _give_way() -> None:
+    """What happens to every rank is told, and recorded, by rank 0, which then ends the job."""
+    comms = sys.modules.get("dslide.comm")
+    if comms is not None and comms.rank() > 0:
+        time.sleep(3.0)
+
+
 def _status(arguments: list[str] | None) -> int:
     try:
         command = typer.main.get_command(app)
         status = command.main(args=arguments, prog_name="dslide", standalone_mode=False)
         status = status if isinstance(status, int) else 0
     except UserError as error:
+        _give_way()
         _say(str(error))
         return 2
     except BrokenPipeError:
@@ -330,6 +329,7 @@ def _status(arguments: list[str] | None) -> int:
         _say(traceback.format_exc())
         return 1
     if status in (130, 143):
+        _give_way()
         _say("interrupted" if status == 130 else "terminated")
     return status
 

@@ -99,7 +99,8 @@ class MpiComm(LocalComm):
 
     def finish(self, requests: list[Any]) -> None:
         begin = time.perf_counter()
-        self._mpi.Request.Waitall(requests)
+        while not self._mpi.Request.Testall(requests):  # not Waitall, which no signal could interrupt
+            pass
         if not self.paused:
             self.wait_seconds += time.perf_counter() - begin
 
@@ -279,10 +280,13 @@ def payload_per_point(hidden: int, ranks: int, wire: str) -> int:
 def leave(status: int) -> None:
     """Exits; under MPI a failing rank ends the whole job instead of leaving the others waiting for it."""
     if status != 0 and isinstance(_comm, MpiComm) and _comm.size > 1:
-        if status == 2 and _comm.rank != 0:
-            time.sleep(3.0)  # a mistake that every rank sees is told once, by rank 0
         _comm.abort(status)
     raise SystemExit(status)
+
+
+def rank() -> int:
+    """This process's rank, 0 before `world` was called."""
+    return _comm.rank if _comm is not None else 0
 
 
 def rank_name() -> str:

@@ -37,13 +37,6 @@ CHECK_SECONDS = 0.25  # how often ranks agree whether to go on
 TOP = 5
 
 
-class Interrupt:
-    """A request to stop (Ctrl-C, SIGTERM) that all ranks act on together; None until there is one."""
-
-    def __init__(self) -> None:
-        self.signum: int | None = None
-
-
 class Trainer:
     """One rank of a run. Every rank makes one, with the same config and data, and calls `run`."""
 
@@ -55,11 +48,9 @@ class Trainer:
         recorder: Recorder,
         *,
         progress: Progress | None = None,
-        interrupt: Interrupt | None = None,
     ) -> None:
         self.config, self.dataset, self.comm, self.recorder = config, dataset, comm, recorder
         self.progress = progress or Progress(None)
-        self.interrupt = interrupt or Interrupt()
         self.points = len(dataset.train)
         if self.points == 0:
             raise UserError(f"{dataset.name}: the training split has no points")
@@ -198,14 +189,12 @@ class Trainer:
         """Collective: why to stop, and in how many steps to ask again."""
         budget = self.config.budget_seconds
         seconds = self.recorder.clock.seconds
-        everyone = self.comm.gather((self._loss_sum, self.interrupt.signum))
+        everyone = self.comm.gather(self._loss_sum)
         answer: tuple[str | None, int] | None = None
         if everyone is not None:
-            loss = sum(part[0] for part in everyone) / max(1, self._loss_points)
+            loss = sum(everyone) / max(1, self._loss_points)
             stop = None
-            if any(part[1] is not None for part in everyone):
-                stop = "interrupted"
-            elif not math.isfinite(loss):
+            if not math.isfinite(loss):
                 stop = "diverged"
             elif budget is not None and seconds > budget and self.step < self.total_steps:
                 stop = "timeout"
@@ -359,7 +348,6 @@ def train(
     *,
     resume: bool = False,
     progress: Progress | None = None,
-    interrupt: Interrupt | None = None,
 ) -> dict[str, Any]:
     """Trains, evaluates and records; saves the model to `out`/model unless `out` is None or training failed.
 
@@ -373,34 +361,32 @@ def train(
         out: the run's folder, for the model and for checkpoints.
         resume: continue from `out`/checkpoint.
         progress: where to show it.
-        interrupt: a request to stop.
 
     Returns:
         The result that `dslide train --json` prints, the same on every rank.
 
     Raises:
         UserError: data or settings that cannot be trained with.
-        KeyboardInterrupt: stopped by `interrupt`; the records are complete, no model is written.
+        KeyboardInterrupt, SystemExit: from a signal's handler; the records end with `interrupted` and no
+            model is written. With several ranks the caller must end the job, see dslide.comm.leave.
     """
     if config.checkpoint_every and out is None:
         raise UserError("checkpoint_every needs a run folder")
-    trainer = Trainer(config, dataset, comm, recorder, progress=progress, interrupt=interrupt)
+    trainer = Trainer(config, dataset, comm, recorder, progress=progress)
     recorder.meta(**meta_fields(trainer))
     try:
         status = trainer.run(out / "checkpoint" if out is not None else None, resume)
+        model = None
+        if out is not None and status in ("done", "target", "timeout"):
+            model = out / "model"
+            save_model(trainer.network, comm, model, data_record(dataset), trainer.step, dataset.label_names)
     except (KeyboardInterrupt, SystemExit):
-        if comm.size == 1 and not recorder.ended:
-            recorder.end("interrupted", **trainer.totals())
+        # Not Recorder.end, which waits for all ranks: they are no longer in step.
+        recorder.event("end", status="interrupted", **trainer.totals())
         raise
     finally:
         trainer.progress.stop()
-    model = None
-    if out is not None and status in ("done", "target", "timeout"):
-        model = out / "model"
-        save_model(trainer.network, comm, model, data_record(dataset), trainer.step, dataset.label_names)
     end = comm.bcast(recorder.end(status, **trainer.totals()))
-    if status == "interrupted":
-        raise KeyboardInterrupt
     return _result(trainer, status, end, model)
 
 
