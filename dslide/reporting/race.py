@@ -72,10 +72,15 @@ class Entry:
     composed: bool
     runs: tuple[Run, ...]
 
-    @property
+    @cached_property
     def counted(self) -> list[Run]:
         """The runs with an evaluation after step 0 and a status that lets it count."""
         return [run for run in self.runs if run.status in _COUNTS and len(later(run))]
+
+    @cached_property
+    def frames(self) -> list[pd.DataFrame]:
+        """The evaluations of the counted runs (see `evaluations`)."""
+        return [evaluations(run) for run in self.counted]
 
     @property
     def reason(self) -> str | None:
@@ -95,7 +100,7 @@ class Entry:
     def point(self) -> bool:
         """Whether the system was evaluated only once after step 0 (it may have no batches): a marker,
         not a line."""
-        return bool(self.counted) and all(len(later(run)) == 1 for run in self.counted)
+        return bool(self.frames) and all((frame["step"] > 0).sum() == 1 for frame in self.frames)
 
     @cached_property
     def curve(self) -> pd.DataFrame:
@@ -103,7 +108,7 @@ class Entry:
 
         Columns step, epoch, samples, seconds, p1, p3, p5 (fractions) and p1_low, p1_high (the seeds' range).
         """
-        frames = [evaluations(run) for run in self.counted]
+        frames = self.frames
         if not frames:
             return pd.DataFrame(
                 columns=["step", "epoch", "samples", "seconds", "p1", "p3", "p5", "p1_low", "p1_high"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dslide.reporting.race import Entry, Race, evaluations, later
+from dslide.reporting.race import Entry, Race
 
 COMPOSED = "†"  # stands behind every number that a composed run went into
 
@@ -62,8 +62,8 @@ def number(value: float) -> str:
         return "∞"
     if value == 0:
         return "0"
-    digits = max(0, 2 - math.floor(math.log10(abs(value)) + 1e-12))
-    return f"{value:,.{digits}f}"
+    exponent = int(f"{value:.2e}".partition("e")[2])  # of the rounded number: 9.999 is 10.0
+    return f"{value:,.{max(0, 2 - exponent)}f}"
 
 
 def reach(entry: Entry | None, target: float) -> Reach | None:
@@ -76,8 +76,7 @@ def reach(entry: Entry | None, target: float) -> Reach | None:
     if entry is None or not entry.counted:
         return None
     seconds, samples, missed = [], [], []
-    for run in entry.counted:
-        frame = evaluations(run)
+    for frame in entry.frames:
         there = frame[frame["p1"] >= target]
         missed.append(there.empty)
         row = frame.iloc[-1] if there.empty else there.iloc[0]
@@ -116,9 +115,7 @@ def fastest(entries: Iterable[Entry], target: float) -> tuple[Entry, Reach] | No
 def best_common(race: Race) -> float | None:
     """The highest P@1, in whole hundredths, that every entry with a line reached; None if that is below
     0.01."""
-    tops = [
-        max(float(later(run)["p1"].max()) for run in entry.counted) for entry in race.entries if entry.counted
-    ]
+    tops = [max(float(frame["p1"].max()) for frame in e.frames) for e in race.entries if e.counted]
     value = math.floor(min(tops, default=0.0) * 100 + 1e-9) / 100
     return value if value >= 0.01 else None
 
