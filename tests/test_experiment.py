@@ -213,3 +213,17 @@ def test_digest_ignores_comments_only(tmp_path: Path) -> None:
     assert code_digest([python, cpp]) == before
     cpp.write_text("int f(int x) { return x + 2; }\n")
     assert code_digest([python, cpp]) != before
+
+
+def searches() -> list[Path]:
+    return sorted((content_root() / "results" / "reference" / "search").glob("*.json"))
+
+
+@pytest.mark.parametrize("config", ["default.yaml", "full.yaml", "full-wordnet.yaml"])
+@pytest.mark.parametrize("record", [pytest.param(path, id=path.stem) for path in searches()])
+def test_settings_are_those_that_the_recorded_search_chose(record: Path, config: str) -> None:
+    chosen = json.loads(record.read_text())["chosen"]
+    experiment = load_experiment(CONFIG / config)
+    system = experiment.systems[record.stem]
+    assert system.settings == chosen["settings"]
+    assert (system.batch_size or experiment.batch_size) == chosen["batch_size"]
