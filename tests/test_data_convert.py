@@ -172,7 +172,7 @@ def any_points(draw: st.DrawFn) -> Points:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(points=any_points(), threads=st.integers(1, 3), block=st.integers(1, 300))
 def test_round_trip(
     tmp_path_factory: pytest.TempPathFactory, points: Points, threads: int, block: int

@@ -274,6 +274,20 @@ def test_an_interrupted_preparation_leaves_nothing(mine: Path, monkeypatch: pyte
     assert len(load("mine").train) == 3
 
 
+def test_what_a_killed_process_left_is_removed(mine: Path) -> None:
+    prepared = mine.parent / "data" / "prepared"
+    (prepared / ".mine.a1b2c3_x" / "train").mkdir(parents=True)
+    (prepared / ".mine.too.a1b2c3_x").mkdir()  # another set's
+    prepare("mine")
+    assert sorted(p.name for p in prepared.iterdir()) == [".mine.lock", ".mine.too.a1b2c3_x", "mine"]
+
+
+def test_a_place_that_cannot_be_written_is_named(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSLIDE_DATA", str(mine))  # a file
+    with pytest.raises(UserError, match="set DSLIDE_DATA"):
+        prepare("mine")
+
+
 def test_another_embedded_file_is_noticed(mine: Path) -> None:
     first = load("mine")
     assert first.label_names == ["x"] and first.groups is None

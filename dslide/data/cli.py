@@ -1,11 +1,12 @@
 """`dslide data ...`: thin commands over the library."""
 
 import os
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich
+import rich.console
 import rich.table
 import typer
 
@@ -41,20 +42,16 @@ def state(row: Entry) -> str:
 def list_() -> None:
     """Shows every set of the catalogue and what this machine has of it."""
     table = rich.table.Table(box=None)
-    for column, justify in (
-        ("name", "left"),
-        ("train", "right"),
-        ("test", "right"),
-        ("features", "right"),
-        ("labels", "right"),
-        ("state", "left"),
-        ("what", "left"),
-    ):
-        table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    table.add_column("name", no_wrap=True)
+    for column in ("train", "test", "features", "labels"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("what", no_wrap=True, overflow="ellipsis")
     for name, row in catalogue().items():
         numbers = (f"{value:,}" for value in row.expected.model_dump().values())
         table.add_row(name, *numbers, state(row), row.title)
-    rich.print(table)
+    # a file or a pipe isn't as narrow as a terminal
+    rich.console.Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 @app.command()

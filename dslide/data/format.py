@@ -14,6 +14,8 @@ import fcntl
 import hashlib
 import json
 import logging
+import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -105,14 +107,27 @@ def _select(indptr: NDArray, rows: NDArray) -> tuple[NDArray[np.int64], NDArray[
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the lock `.<name>.lock` beside `path`; waits for another process that holds it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / f".{path.name}.lock").open("w") as handle:
+    """Holds the lock `.<name>.lock` beside `path`; waits for another process that holds it.
+
+    Work folders that a killed process left beside `path` are removed. UserError if it can't be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = (path.parent / f".{path.name}.lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"{error.filename}: {error.strerror}; set DSLIDE_DATA to a folder that can be written"
+        ) from None
+    with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             log.warning("another process is preparing %s; waiting for it", path)
             fcntl.flock(handle, fcntl.LOCK_EX)
+        left = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}")  # tempfile.mkdtemp's names
+        for folder in path.parent.iterdir():
+            if left.fullmatch(folder.name) and folder.is_dir():
+                shutil.rmtree(folder, ignore_errors=True)
         yield
 
 
@@ -276,8 +291,10 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
     path = folder / "meta.json"
     try:
         meta = json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{path}: {error}; delete {folder} and prepare the set again") from None
     if not isinstance(meta, dict) or meta.get("format_version") != FORMAT_VERSION:
