@@ -70,11 +70,12 @@ def table(race: Race) -> Table:
                 "data": claim["data"],
                 "hardware": claim["hardware"],
                 "published": f"{published} [{claim['mark']}]".strip(),
-                "here": value or "not measured here",
+                "here": value or "–",
                 "how": where,
             }
         )
     notes = [
+        "–: not measured here.",
         "Published values: " + "; ".join(f"[{mark}] {text}" for mark, text in MARKS.items()) + ". ",
         "Other data, other hardware, other years: the columns stand side by side to show the claim's "
         "kind, not to be divided.",

@@ -57,7 +57,7 @@ def table(race: Race) -> Table:
         chosen = record.get("chosen") or {}
         settings = {
             **chosen.get("settings", {}),
-            **({"batch_size": chosen["batch_size"]} if "batch_size" in chosen else {}),
+            **({"batch_size": chosen.get("batch_size")} if "batch_size" in record.get("space", {}) else {}),
         }
         cost, target = chosen.get("cost"), record.get("target")
         failed = sum(trial.get("status") in ("error", "diverged", "skipped") for trial in record["trials"])

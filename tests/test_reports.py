@@ -243,7 +243,8 @@ def test_roles() -> None:
     assert part("dslide_sharded", "dslide", preset="slide") == roles.SLIDE
     assert part("dslide_sharded", "anything") == roles.DSLIDE
     assert part("horovod_dense", "Horovod dense, as published") == roles.DENSE_PUBLISHED
-    assert part("horovod_dense", "Horovod dense") == roles.DENSE_TUNED
+    assert part("horovod_dense", "Horovod dense") == roles.DENSE_PUBLISHED
+    assert part("horovod_dense", "Horovod dense", lr=0.1) == roles.DENSE_TUNED
     assert part("horovod_recipe", "Horovod, our recipe") == roles.HOROVOD_RECIPE
     assert part("tensorflow_recipe", "TensorFlow, our recipe") == roles.TF_RECIPE
     assert part("tensorflow_full", "TensorFlow") == roles.TF_FULL
@@ -368,7 +369,7 @@ def test_marks_against_a_cluster(tmp_path: Path, change: dict[str, Any], mark: s
 def test_context_of_captions(small: Race) -> None:
     text = " ".join(facts.context(small))
     for part in (
-        "Example CPU 9000, 2 of its 2 cores, dslide's kernels avx512, 24 GB",
+        "Example CPU 9000, 2 cores, 2 used, dslide's kernels avx512, 24 GB",
         "debian-deps, 42,672 training and 8,786 test points, 51,333 features, 43,171 labels",
         "Links of 100 Mbit/s",
         "off the ideal time by +4%",

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -16,6 +17,7 @@ from dslide.reporting import facts, look
 from dslide.reporting.race import Cluster, Entry, Race
 
 Axis = Literal["seconds", "epoch"]
+_KNOWS = 0.005  # P@1 from which a step 0 is worth drawing
 _LABELS = {"seconds": "training seconds (log)", "epoch": "epochs"}
 
 
@@ -67,7 +69,7 @@ def _panel(panel: Axes, race: Race, cluster: Cluster, axis: Axis) -> None:
             continue
         curve = entry.curve
         if axis == "seconds":
-            curve = curve[curve["seconds"] > 0]
+            curve = timed(curve)
         x, y, colour = curve[axis], curve["p1"], colours[entry.system]
         if entry.point:
             last = curve.iloc[-1]
@@ -87,6 +89,12 @@ def _panel(panel: Axes, race: Race, cluster: Cluster, axis: Axis) -> None:
             )
 
 
+def timed(curve: pd.DataFrame) -> pd.DataFrame:
+    """The part of a curve that a log time axis can show; a blank step 0 would only stretch it."""
+    start = (curve["step"] > 0) | (curve["p1"] >= _KNOWS)
+    return curve[start & (curve["seconds"] > 0)]
+
+
 def _limits(panel: Axes, race: Race, clusters: list[Cluster], axis: Axis) -> None:
     curves = [e.curve for e in race.entries if e.counted and e.cluster in clusters]
     top = max(max(float(c["p1"].max()) for c in curves), *race.targets, 0.05)
@@ -96,7 +104,7 @@ def _limits(panel: Axes, race: Race, clusters: list[Cluster], axis: Axis) -> Non
         panel.set_xlim(left=0)
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         return
-    seconds = np.concatenate([c["seconds"][c["seconds"] > 0] for c in curves])
+    seconds = np.concatenate([timed(c)["seconds"] for c in curves])
     panel.set_xscale("log")
     panel.set_xlim(seconds.min() / 1.5, seconds.max() * 1.7)
     panel.xaxis.set_major_locator(LogLocator(numticks=12))
@@ -124,12 +132,12 @@ def _targets(panel: Axes, race: Race, label: bool) -> None:
 
 
 def _starts(panel: Axes, race: Race, cluster: Cluster) -> None:
-    """Step 0 has no place on a log axis: a tick on the left edge where its P@1 is not next to nothing."""
+    """Second 0 has no place on a log axis: a tick on the left edge where its P@1 is not next to nothing."""
     colours = look.colours(race)
     for entry in race.entries:
         if entry.cluster == cluster and len(entry.curve):
             first = entry.curve.iloc[0]
-            if first["step"] == 0 and first["p1"] >= 0.005:
+            if _visible_start(entry):
                 panel.plot(
                     [0, 0.03],
                     [first["p1"]] * 2,
@@ -175,21 +183,22 @@ def _handles(race: Race, systems: list[str], axis: Axis) -> list[Any]:
             Line2D([], [], marker=">", linestyle="", color=look.GREY, label="stopped at its time budget")
         )
     if axis == "seconds" and any(len(e.curve) and _visible_start(e) for e in shown):
-        handles.append(Line2D([], [], color=look.GREY, linewidth=2.2, label="on the left edge: step 0"))
+        handles.append(
+            Line2D([], [], color=look.GREY, linewidth=2.2, label="on the left edge: before training")
+        )
     return handles
 
 
 def _visible_start(entry: Entry) -> bool:
     first = entry.curve.iloc[0]
-    return bool(first["step"] == 0 and first["p1"] >= 0.005)
+    return bool(first["seconds"] <= 0 and first["p1"] >= _KNOWS)
 
 
 def caption(race: Race, axis: Axis) -> str:
     """What the figure shows and the context that its numbers hold in."""
     what = {
         "seconds": "Exact P@1 over all labels of the whole test split against training seconds "
-        "(evaluation, loading and "
-        "compilation excluded; step 0 is not on the log axis).",
+        "(initialisation from the data included; evaluation, loading and compilation excluded).",
         "epoch": "The same runs against epochs: what a step teaches, whatever it costs.",
     }[axis]
     sentences = [what]

@@ -40,9 +40,11 @@ def some(records: Iterable[Run], *path: str) -> list[Any]:
 def machine(race: Race) -> list[str]:
     """Processor, cores, instruction set, memory."""
     described = []
+    shapes = some(runs(race), "cluster")
+    used = max((int(s.get("nodes") or 1) * int(s.get("cores") or 1) for s in shapes), default=1)
     for facts in some(runs(race), "machine"):
         cpu = facts.get("cpu") or {}
-        cores = f"{cpu.get('allotted')} of its {cpu.get('cores')} cores" if cpu.get("cores") else ""
+        cores = f"{cpu['cores']} cores, {used} used" if cpu.get("cores") else ""
         isa = dig(facts, "core", "instruction_set")
         memory = facts.get("memory_bytes")
         parts = [

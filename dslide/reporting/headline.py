@@ -102,7 +102,8 @@ def _against_horovod(race: Race, ours: Entry, target: float, found: Reach) -> st
             compared += [f"{called} {says}"] if says else []
     rivals = roles.having(race, *roles.HOROVOD)
     best = fastest([e for e in race.entries if e.system in rivals and e.cluster == ours.cluster], target)
-    if best is not None:
+    named = (roles.first(race, roles.DENSE_PUBLISHED), roles.first(race, roles.DENSE_TUNED))
+    if best is not None and best[0].system not in named:
         says = longer(ratio(best[1], found))
         compared += [f"the fastest Horovod variant ({best[0].label}) {says}"] if says else []
     return text + (": " + "; ".join(compared) if compared else "") + "."

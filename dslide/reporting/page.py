@@ -46,7 +46,7 @@ def write_page(race: Race, out: Path, command: str) -> None:
     figures = [
         figure for name in _order(race, "figure", FIGURES) if (figure := _figure(race, name, out.parent))
     ]
-    tables = [_table(race, name) for name in _order(race, "table", TABLES)]
+    tables = [table for name in _order(race, "table", TABLES) if (table := _table(race, name))]
     second = output.load("second-node")
     context = {
         "title": race.spec.title or race.spec.name,
@@ -107,9 +107,11 @@ def _own_ids(svg: str, name: str) -> str:
     return re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
 
 
-def _table(race: Race, name: str) -> dict[str, Any]:
+def _table(race: Race, name: str) -> dict[str, Any] | None:
     module = output.load(name)
     table = module.table(race)
+    if table.empty:
+        return None
     csv = base64.b64encode(output.csv(table).encode()).decode()
     return {
         "name": name,

@@ -2,7 +2,7 @@
 
 `dslide` and `slide` are told apart by the preset; "dense" and "recipe" by the words in a rival's id,
 plug-in and label,
-and dense as published from dense tuned by the word "published".
+and dense as published from dense tuned by those words, else by whether it has settings of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ def role(race: Race, system: str) -> str | None:
     if "horovod" in words:
         if "recipe" in words or "dense" not in words:
             return HOROVOD_RECIPE
-        return DENSE_PUBLISHED if "published" in words else DENSE_TUNED
+        return (
+            DENSE_PUBLISHED
+            if "published" in words or not ("tuned" in words or spec.settings)
+            else DENSE_TUNED
+        )
     if "tensorflow" in words or plugin.startswith("tf"):
         return TF_RECIPE if "recipe" in words else TF_FULL
     if "plt" in words or "napkin" in words:
