@@ -224,7 +224,8 @@ def run(search: Search, out: Path) -> None:
         return
     done = json.loads(out.read_text())["trials"] if out.exists() else []
     draws = search.draws()
-    trials = [trial for values in draws for trial in done if trial["values"] == values]
+    kept = [trial for trial in done if trial["status"] not in ("error", "interrupted")]
+    trials = [trial for values in draws for trial in kept if trial["values"] == values]
     for number, values in enumerate(draws):
         if any(trial["values"] == values for trial in trials):
             continue
