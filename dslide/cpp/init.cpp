@@ -1,17 +1,24 @@
 #include "init.hpp"
 
 #include <algorithm>
+#include <vector>
+
+#include "kernels.hpp"
 
 namespace dslide {
 
 void fill_normal(const Philox& random, std::int64_t first, std::int64_t rows, std::int64_t begin, std::int64_t end,
                  float std, float* out, std::ptrdiff_t ld) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t u = begin / 4 * 4; u < end; u += 4) {
-      const auto draws = random.normal(static_cast<std::uint64_t>(first + r), static_cast<std::uint64_t>(u / 4));
-      for (std::int64_t i = std::max(u, begin); i < std::min(u + 4, end); ++i)
-        out[r * ld + (i - begin)] = std * draws[static_cast<std::size_t>(i - u)];
-    }
+  constexpr std::int64_t kRows = 64;
+  if (end <= begin) return;
+  const std::int64_t column = begin / 4, columns = (end + 3) / 4 - column, offset = begin - 4 * column;
+  std::vector<float> draws(static_cast<std::size_t>(kRows * columns * 4));
+  for (std::int64_t r0 = 0; r0 < rows; r0 += kRows) {
+    const std::int64_t count = std::min(kRows, rows - r0);
+    kernels().normals(random.key(), static_cast<std::uint64_t>(first + r0), static_cast<std::uint64_t>(column), count,
+                      columns, std, draws.data());
+    for (std::int64_t r = 0; r < count; ++r)
+      std::copy_n(draws.data() + r * columns * 4 + offset, end - begin, out + (r0 + r) * ld);
   }
 }
 

@@ -46,6 +46,10 @@ struct Kernels {
   // Adam; g may be null (a zero gradient): w -= lr * m / (sqrt(v) + eps).
   void (*adam)(float* w, float* m, float* v, const float* g, std::ptrdiff_t n, float lr, float beta1, float beta2,
                float eps);
+  // Standard normal numbers times `std`, four a counter: out[(r * columns + c) * 4 ..] has those of Philox counter
+  // (a + r, b + c) under `key`, by Box-Muller.
+  void (*normals)(const std::uint32_t key[2], std::uint64_t a, std::uint64_t b, std::ptrdiff_t rows,
+                  std::ptrdiff_t columns, float std, float* out);
   // int8 with one scale a row (absmax / 127).
   float (*quantise)(const float* x, std::ptrdiff_t n, std::int8_t* out);
   void (*dequantise)(const std::int8_t* x, float scale, std::ptrdiff_t n, float* out, bool add);

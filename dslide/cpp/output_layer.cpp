@@ -32,7 +32,7 @@ void OutputLayer::set_optimizer(const Optimizer& optimizer) {
 }
 
 void OutputLayer::class_mean_init(const Csr& x, const Csr& y, const InputConfig& input) {
-  constexpr std::int64_t kBlock = 16;
+  constexpr std::int64_t kBlock = 32;
   const std::int64_t begin = config_.shard.begin, end = config_.shard.end, hidden = config_.hidden;
   if (input.hidden_total != hidden || x.rows != y.rows)
     throw std::invalid_argument("class mean initialisation: shapes differ");
@@ -54,6 +54,10 @@ void OutputLayer::class_mean_init(const Csr& x, const Csr& y, const InputConfig&
       if (input.bias) fill_normal(biases, 0, 1, u0, u1, input.init_std, bias, kBlock);
       for (std::int64_t p = 0; p < x.rows; ++p) {
         const std::int64_t from = x.indptr[p];
+        for (std::int64_t j = y.indptr[p]; j < y.indptr[p + 1]; ++j) {  // they arrive while h is computed
+          const std::int64_t label = y.indices[j];
+          if (label >= begin && label < end) __builtin_prefetch(weights_.data() + (label - begin) * hidden + u0, 1);
+        }
         kernels().weighted_sum(table.data(), kBlock, x.indices + from, x.values + from, x.indptr[p + 1] - from, bias,
                                h, kBlock);
         for (std::int64_t i = 0; i < width; ++i) {

@@ -32,7 +32,7 @@ class OutputLayer {
   void set_optimizer(const Optimizer& optimizer);
 
   // Each row becomes the unit-normalised sum over its label's points of (h - mean h), h of a freshly initialised input
-  // layer `input` with all hidden units. Every rank computes h itself, 16 units at a time: nothing is communicated.
+  // layer `input` with all hidden units. Every rank computes h itself, a block of units at a time: nothing is communicated.
   // Rows of labels without points keep their normal draws.
   void class_mean_init(const Csr& x, const Csr& y, const InputConfig& input);
 

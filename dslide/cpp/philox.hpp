@@ -5,7 +5,6 @@
 #pragma once
 
 #include <array>
-#include <cmath>
 #include <cstdint>
 
 namespace dslide {
@@ -42,19 +41,7 @@ class Philox {
     return c;
   }
 
-  // Four standard normal numbers (Box-Muller) for the counter pair (a, b).
-  std::array<float, 4> normal(std::uint64_t a, std::uint64_t b) const {
-    const auto w = (*this)(a, b);
-    std::array<float, 4> out{};
-    for (int i = 0; i < 2; ++i) {
-      const float u = (static_cast<float>(w[2 * i] >> 8) + 1.0f) * 0x1p-24f;  // (0, 1]
-      const float angle = static_cast<float>(w[2 * i + 1] >> 8) * (6.283185307179586f * 0x1p-24f);
-      const float radius = std::sqrt(-2.0f * std::log(u));
-      out[2 * i] = radius * std::cos(angle);
-      out[2 * i + 1] = radius * std::sin(angle);
-    }
-    return out;
-  }
+  const std::uint32_t* key() const { return key_.data(); }
 
   // An integer in [0, bound), bound > 0, from one word (multiply-shift; the bias is below bound / 2^32).
   static std::uint32_t below(std::uint32_t word, std::uint32_t bound) {

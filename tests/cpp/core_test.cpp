@@ -10,6 +10,7 @@
 #include "batch.hpp"
 #include "input_layer.hpp"
 #include "output_layer.hpp"
+#include "philox.hpp"
 #include "reference.hpp"
 #include "samplers.hpp"
 #include "tables.hpp"
@@ -120,6 +121,28 @@ void test_kernels(const Kernels& kern) {
     kern.dequantise(small.data(), scale, n, restored.data(), true);
     for (std::size_t i = 0; i < size; ++i) near(restored[i] - 1.0, w[i], 0.51 * scale + 1e-6, at + "int8");
   }
+  // Normal numbers: the Box-Muller transform of Philox's words, and the moments of many.
+  const Philox philox(9, Purpose::kInputWeights);
+  const std::ptrdiff_t philox_rows = 1001, philox_columns = 5;
+  std::vector<float> normal(static_cast<std::size_t>(philox_rows * philox_columns * 4));
+  kern.normals(philox.key(), 100, 7, philox_rows, philox_columns, 2.0f, normal.data());
+  double moments[5] = {};
+  for (std::ptrdiff_t r = 0; r < philox_rows; ++r)
+    for (std::ptrdiff_t c = 0; c < philox_columns; ++c) {
+      const auto words = philox(100 + static_cast<std::uint64_t>(r), 7 + static_cast<std::uint64_t>(c));
+      for (std::size_t half = 0; half < 2; ++half) {
+        const double radius = 2.0 * std::sqrt(-2.0 * std::log(((words[2 * half] >> 8) + 1.0) / 16777216.0));
+        const double angle = (words[2 * half + 1] >> 8) * (2.0 * M_PI / 16777216.0);
+        const float* got = normal.data() + (r * philox_columns + c) * 4 + 2 * static_cast<std::ptrdiff_t>(half);
+        near(got[0], radius * std::cos(angle), 2e-6, isa + " normals");
+        near(got[1], radius * std::sin(angle), 2e-6, isa + " normals");
+      }
+    }
+  for (const float v : normal)
+    for (int power = 1; power <= 4; ++power) moments[power] += std::pow(v / 2.0, power) / static_cast<double>(normal.size());
+  check(std::abs(moments[1]) < 0.03 && std::abs(moments[2] - 1.0) < 0.04 && std::abs(moments[3]) < 0.1 && std::abs(moments[4] - 3.0) < 0.25,
+        isa + " moments of normals");
+
   // The product's tile: all heights, with and without accumulation.
   for (int height = 1; height <= kern.mr; ++height) {
     const std::ptrdiff_t k = 19;
