@@ -129,7 +129,9 @@ def _networks(pids: list[int]) -> set[str]:
 def test_sigkill_of_unshare_takes_everything_down(tmp_path: Path) -> None:
     mark = f"mark-{tmp_path.name}-{os.getpid()}"
     code = f"""
-sleepers = [subprocess.Popen(cluster.in_node(n, ["setsid", "sleep", "1000"])) for n in (0, 1)]
+for node in (0, 1):
+    command = cluster.in_node(node, ["setsid", "sh", "-c", "echo up; exec sleep 1000"])
+    assert subprocess.Popen(command, stdout=subprocess.PIPE).stdout.readline() == b"up\\n"
 print("ready {mark}", flush=True)
 time.sleep(1000)
 """

@@ -147,6 +147,7 @@ def test_two_nodes_and_a_throttled_link(tmp_path: Path) -> None:
     for rank in run.end["ranks"]:  # the traffic crossed the link: payload, headers, and little else
         assert size * steps < rank["tx_bytes"] < 1.2 * size * steps
         assert size * steps < rank["rx_bytes"] < 1.2 * size * steps
+    assert run.of("link")[0]["lost_packets"] == 0
     for step in run.of("step"):  # and it took its time; a token bucket's burst comes free
         assert step["seconds"] > 0.85 * size * 8 / rate
 
@@ -163,12 +164,11 @@ def test_a_failed_rank_ends_the_job_and_is_named(tmp_path: Path, bad: str, reaso
     spec = make(
         tmp_path / "out", cluster=TWO, settings={"bad": bad, "bytes": 1000, "step_seconds": 0.2, "steps": 400}
     )
-    began = time.monotonic()
     assert launch.launch(spec) == 0
     run = read_run(tmp_path / "out")
     assert run.status == "error" and str(run.reason).startswith(reason)
     assert run.end is not None and (run.end["rank"], run.end["node"]) == (1, "hv1")
-    assert time.monotonic() - began < 80  # the steps alone would take as long: it did not wait for them
+    assert len(run.of("eval")) == 1  # the others did not go on to the end
 
 
 def test_without_namespaces_the_ranks_are_unthrottled(

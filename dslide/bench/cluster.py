@@ -159,7 +159,7 @@ class Throttle(NamedTuple):
     def nominal(cls, rate: float, excess: float = 1.0) -> "Throttle":
         """The throttle of a link of `rate` bits/s whose sender asks for `excess` times as much."""
         least = 1600 if rate < 3e7 else 2048  # one frame; on a faster link a little room for late wake-ups
-        sent, received = max(least, int(8192 * rate / 1e9)), max(4096, int(65536 * rate / 1e9))
+        sent, received = max(least, int(12288 * rate / 1e9)), max(4096, int(65536 * rate / 1e9))
         return cls(excess * rate, sent, rate, received)
 
 

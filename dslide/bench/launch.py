@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,9 @@ _TAIL_LINES = 40
 _SAY_SECONDS = 5.0
 # Variables of an MPI or a Slurm job around this process, which would confuse the one that it starts.
 _FOREIGN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PRRTE_", "HYDRA_")
+# Lines that only the log gets: they say nothing about a run, come with every one, and cannot be turned off.
+_NOISE = (b"absl::InitializeLog", b"oneDNN custom operations", b"plm:ssh: Warning: setpgid")
+_PREFIX = re.compile(rb"^\[\d+\]<std(out|err)>:")  # horovodrun's
 
 
 def say(text: str) -> None:
@@ -70,6 +74,13 @@ def _terminate_is_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, old)
 
 
+def _ignore_further_interrupts() -> None:
+    """For the moment that it takes to publish an interrupted record."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 class _Folder:
     """The run's working folder, beside its final place: the record, and what the ranks need to start."""
 
@@ -108,6 +119,13 @@ class _Folder:
                 old = len(list(self.out.parent.glob(f".{self.out.name}.replaced-*")))
                 return self.out.parent / f".{self.out.name}.replaced-{old + 1}"
         return self.work / "old"
+
+    def append_link(self) -> None:
+        """An event with what the links lost while the ranks ran, if the run came so far."""
+        path = self.reports / "link.json"
+        if path.exists():
+            event = {"event": "link", "time": time.time(), **json.loads(path.read_text())}
+            records.append_event(self.record, event)
 
     def publish(self) -> None:
         """Puts the record in its place, complete."""
@@ -201,9 +219,11 @@ class _Watch:
             for line in iter(stream.readline, b""):
                 log.write(line)
                 log.flush()
-                sys.stderr.buffer.write(line)
-                sys.stderr.buffer.flush()
-                self._said = self._sign = time.monotonic()
+                self._sign = time.monotonic()
+                if not any(noise in line for noise in _NOISE):
+                    sys.stderr.buffer.write(_PREFIX.sub(b"", line))
+                    sys.stderr.buffer.flush()
+                    self._said = self._sign
 
     def quiet_seconds(self) -> float:
         """How long there was no output, event or heartbeat; now and then says how far the run is."""
@@ -381,7 +401,9 @@ def launch(spec: RunSpec) -> int:
             process, lifeline = _start(folder.job, spec, nodes)
             code, reason = _watch(process, lifeline, folder, spec)
         status = _close(folder, code, reason, nodes)
+        folder.append_link()
     except KeyboardInterrupt:
+        _ignore_further_interrupts()
         folder.append_end(status="interrupted", reason="interrupted")
         folder.publish()
         say(f"{spec.run_id} interrupted")

@@ -33,6 +33,17 @@ _CHECK_SECONDS = 1.0  # a message that would take longer is tested by its first 
 _MODE_SECONDS = 0.3  # time for the repetitions of one message size in one mode
 _CACHE_SECONDS = 6 * 3600
 _PORT = 5001
+_EXCESSES = (
+    1.25,
+    1.35,
+    1.15,
+    1.5,
+    1.05,
+    1.7,
+    2.0,
+    2.5,
+)  # what the sender's bucket asks for, the likeliest first
+_GOOD = 0.5  # part of the tolerance that is good enough to look no further
 DEFAULT_MESSAGE = 64_000  # bytes, for systems that do not name their messages
 
 
@@ -109,9 +120,10 @@ def _plan(sizes: list[int], rate: float, seconds: float = _MODE_SECONDS) -> list
     plan: list[tuple[str, int, int]] = [("warm", warm, 1)]
     for size in sizes:
         count = max(1, min(15, int(seconds / ideal_seconds(size, rate))))
+        streamed = max(count, int(0.1 / ideal_seconds(size, rate)))
         plan.append(("idle", size, count))
         if count > 1:  # a message of a second is the same in both modes
-            plan.append(("stream", size, count))
+            plan.append(("stream", size, streamed))
     return plan
 
 
@@ -119,37 +131,39 @@ def _median(sample: Sample) -> float:
     return statistics.median(sample.seconds)
 
 
-def calibrate(nodes: int, rate: float, sizes: Sequence[int] = (), *, tries: int = 8) -> Throttle:
+def tolerance_used(seconds: float, ideal: float) -> float:
+    """How far a message's time is from its ideal, in parts of what `verdict` allows."""
+    allowed = (1 - EARLY) * ideal if seconds < ideal else (LATE - 1) * ideal + LATE_SECONDS
+    return abs(seconds - ideal) / allowed
+
+
+def calibrate(nodes: int, rate: float, sizes: Sequence[int] = ()) -> Throttle:
     """Finds the throttle that makes a link behave like `rate` bits/s for messages of `sizes` bytes after
     idle.
 
-    Without sizes: messages of 0.3, 0.6 and 2.4 ms. Inside the sandbox only; leaves the links so throttled. Up
-    to SLOW nothing needs tuning. Takes 1-3 s above it.
+    Without sizes: messages of 0.14 to 40 ms. Inside the sandbox only; leaves the links so throttled. Up to
+    SLOW nothing needs tuning. Takes up to 3 s above it.
     """
     if rate <= SLOW:
-        throttle = Throttle.nominal(rate)
-        cluster.set_rate(nodes, throttle)
-        return throttle
-    sizes = sizes or [int(rate / 8 * seconds) for seconds in (3e-4, 6e-4, 2.4e-3)]
+        found = Throttle.nominal(rate)
+        cluster.set_rate(nodes, found)
+        return found
+    sizes = sizes or [int(rate / 8 * seconds) for seconds in (1.4e-4, 3e-4, 2.4e-3, 4e-2)]
     plan = [
         ("warm", int(rate / 8 * 0.01), 1),
-        *[line for line in _plan(list(sizes), rate, 0.1) if line[0] == "idle"],
+        *(line for line in _plan(list(sizes), rate, 0.1) if line[0] == "idle"),
     ]
-    low, high, excess = 0.8, 5.0, 1.6
-    best = (float("inf"), excess)
-    for _ in range(tries):
+    best = (float("inf"), _EXCESSES[0])
+    for excess in _EXCESSES:
         cluster.set_rate(nodes, Throttle.nominal(rate, excess))
         [samples] = measure([(0, 1)], plan)
-        ratio = statistics.mean(_median(s) / ideal_seconds(s.bytes, rate) for s in samples[1:])
-        best = min(best, (abs(ratio - 1), excess))
-        if abs(ratio - 1) < 0.02 or high - low < 0.02:
+        used = max(tolerance_used(_median(s), ideal_seconds(s.bytes, rate)) for s in samples[1:])
+        best = min(best, (used, excess))
+        if used < _GOOD:
             break
-        low, high = (excess, high) if ratio > 1 else (low, excess)
-        guess = excess * ratio
-        excess = guess if low < guess < high else (low + high) / 2
-    throttle = Throttle.nominal(rate, best[1])
-    cluster.set_rate(nodes, throttle)
-    return throttle
+    found = Throttle.nominal(rate, best[1])
+    cluster.set_rate(nodes, found)
+    return found
 
 
 def throttle(nodes: int, rate: float, cache: Path | None = None) -> Throttle:

@@ -112,8 +112,12 @@ def _run(job: dict[str, Any]) -> int:
         return REFUSED
     write_atomic(Path(job["file"]), json.dumps(job))
     command, env = commands.launch_command(job)
+    before = cluster.dropped_packets(len(job["sets"])) if job["sets"] else 0
     process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
     code = _wait(process, Path(job["reports"]))
+    if job["sets"]:
+        lost = cluster.dropped_packets(len(job["sets"])) - before
+        (Path(job["reports"]) / "link.json").write_text(json.dumps({"lost_packets": lost}))
     return 0 if code == 0 and not _failed(Path(job["reports"])) else 1
 
 
