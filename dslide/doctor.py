@@ -77,7 +77,8 @@ def _mpi() -> Check:
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["?"])[-1]
         return Check("MPI", False, f"{found} does not start: {reason}", remedy)
-    return Check("MPI", True, f"{found}, {done.stdout.strip()[:40]}")
+    library = done.stdout.strip().split(",")[0]
+    return Check("MPI", True, f"{found}, {library}")
 
 
 def _package(name: str, package: str, module: str, remedy: str) -> Callable[[], Check]:

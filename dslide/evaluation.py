@@ -10,6 +10,7 @@ from dslide.comm import Exchange, LocalComm
 from dslide.data import Points
 from dslide.metrics import merge_topk
 from dslide.network import Network
+from dslide.progress import Progress
 
 ROWS = 512  # points scored together
 _LOGITS = 1 << 25  # numbers held when the exact normaliser is asked for
@@ -26,9 +27,18 @@ def core_csr(points: Points, features: int, labels: int) -> tuple[Any, Any]:
 class Predictor:
     """Scores points with a network whose shards lie on the ranks of `comm`; activations travel as float32."""
 
-    def __init__(self, network: Network, comm: LocalComm, pool: Any, *, normaliser: bool = False) -> None:
+    def __init__(
+        self,
+        network: Network,
+        comm: LocalComm,
+        pool: Any,
+        *,
+        normaliser: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
         """`normaliser` also computes the log-sum-exp over all labels, for probabilities."""
         self._network, self._comm, self._pool = network, comm, pool
+        self._progress = progress or Progress(None)
         own = network.labels[1] - network.labels[0]
         self._rows = max(1, min(ROWS, _LOGITS // max(1, own))) if normaliser else ROWS
         self._rows = int(-comm.agree(-self._rows))  # the smallest of all ranks
@@ -61,6 +71,7 @@ class Predictor:
                     lse = np.empty(size, np.float32)
                     network.output.forward(batch, h, self._full, lse)
                     normaliser[begin:end] = self._exchange.normalise(lse)
+                self._progress.scored(end, n)
         finally:
             self._comm.paused = False
         everyone = self._comm.gather((ids, scores))

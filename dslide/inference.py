@@ -13,6 +13,7 @@ from dslide.data import Points
 from dslide.errors import UserError
 from dslide.evaluation import Predictor
 from dslide.network import MEMBER, Manifest, Network, Shape, load_tensors
+from dslide.progress import on_stderr
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,14 @@ class Model:
             if len(indices) and indices.max() >= limit:
                 raise UserError(f"{where}: {what} {indices.max()} is unknown to the model, which has {limit}")
         fitted = replace(points, num_features=shape.features, num_labels=shape.labels)
-        return Predictor(self.network, self.comm, self.pool, normaliser=normaliser).topk(fitted, k)
+        predictor = Predictor(
+            self.network,
+            self.comm,
+            self.pool,
+            normaliser=normaliser,
+            progress=on_stderr(self.comm.rank),
+        )
+        return predictor.topk(fitted, k)
 
 
 def table(

@@ -18,7 +18,7 @@ class Progress:
         self._stream = stream
         self._bar: Bar | None = None
         self._total = 0
-        self._last_line = 0.0
+        self._last_line = time.monotonic()
         self._rate = (0.0, 0)  # training seconds and samples at the last update
 
     def note(self, line: str) -> None:
@@ -63,6 +63,14 @@ class Progress:
         else:
             self._last_line = time.monotonic()
             self.note(f"step {step}/{self._total}  {text}")
+
+    def scored(self, done: int, total: int) -> None:
+        """Within an evaluation."""
+        if self._bar is not None:
+            self._bar.update(self._task, text=f"scoring {done:,} of {total:,} points")
+        elif self._stream is not None and time.monotonic() - self._last_line >= LINE_SECONDS:
+            self._last_line = time.monotonic()
+            self.note(f"scoring {done:,} of {total:,} points")
 
     def evaluated(self, event: dict[str, Any]) -> None:
         """An evaluation has been made."""

@@ -56,6 +56,8 @@ class Trainer:
             raise UserError(f"{dataset.name}: the training split has no points")
         self.batch_size = min(config.batch_size, self.points)
         self.total_steps = total_steps(self.points, self.batch_size, config.epochs)
+        if not math.isfinite(np.add.reduce(dataset.train.x_values, dtype=np.float64)):  # reads the pages, too
+            raise UserError(f"{dataset.name}: a feature's value is not a finite number")
         self.threads = config.threads or local_threads(comm)
         self._agree_on_inputs()
         self.shape = Shape.of(dataset.num_features, config.network.hidden, dataset.num_labels, comm.size)
@@ -67,7 +69,7 @@ class Trainer:
         self._x, self._y = core_csr(dataset.train, dataset.num_features, dataset.num_labels)
         self._batches = [_core.Batch(self.pool, self._x, self._y) for _ in range(2)]
         self._lse = np.empty(self.batch_size, np.float32)
-        self._predictor = Predictor(self.network, comm, self.pool)
+        self._predictor = Predictor(self.network, comm, self.pool, progress=self.progress)
         self.step = 0
         self.samples = 0
         self.last_eval: dict[str, Any] = {}
@@ -81,7 +83,6 @@ class Trainer:
         mine = {
             "data": self.dataset.hash,
             "config": hashlib.sha256(settings.encode()).hexdigest(),
-            "instruction set": _core.instruction_set(),
         }
         everyone = self.comm.bcast(self.comm.gather(mine))
         for rank, other in enumerate(everyone):
@@ -89,8 +90,7 @@ class Trainer:
                 if value != everyone[0][what]:
                     raise UserError(
                         f"rank {rank} has another {what} ({value[:12]}) than rank 0 "
-                        f"({everyone[0][what][:12]}); all need the same files, settings and instruction set "
-                        "(DSLIDE_ISA)"
+                        f"({everyone[0][what][:12]}); all need the same files and settings"
                     )
 
     # The loop
@@ -108,7 +108,7 @@ class Trainer:
         if resume:
             assert checkpoint is not None
             files.restore(self, checkpoint)
-        self.recorder.start()
+        self.recorder.start(epoch=self.samples / self.points)
         self.progress.start(self.total_steps, self.step)
         clock.start()
         self._prepare(initialise=not resume)
@@ -295,6 +295,7 @@ class Trainer:
     def time_steps(self, warmup: int, steps: int) -> None:
         """Steps for their times alone (`step` events); each begins when all ranks are there."""
         clock = self.recorder.clock
+        self.total_steps = max(self.total_steps, warmup + steps + 1)
         self.recorder.start()
         clock.start()
         self._prepare(initialise=True)
