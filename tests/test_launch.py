@@ -281,3 +281,32 @@ def test_a_repeated_run_keeps_the_record_that_it_replaces(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == [".seed-0.replaced-1", "seed-0"]
     assert read_run(tmp_path / ".seed-0.replaced-1").of("eval")[-1]["step"] == 3
     assert read_run(tmp_path / "seed-0").of("eval")[-1]["step"] == 5
+
+
+def test_mpirun_on_real_nodes(tmp_path: Path) -> None:
+    if commands.program("mpirun") is None:
+        pytest.skip("no mpirun")
+    job: dict[str, Any] = {
+        "ranks": 3,
+        "sets": [],
+        "kind": "hostfile",
+        "hostfile": "hosts",
+        "reports": str(tmp_path),
+    }
+    text = " ".join(commands.mpirun_command(job, ["x"]))
+    assert "--hostfile hosts" in text and "-np 3" in text and "btl_tcp_if_include" not in text
+    text = " ".join(commands.mpirun_command({**job, "kind": "slurm"}, ["x"]))
+    assert "--hostfile" not in text and "--map-by node" in text and text.endswith(" x")
+    with pytest.raises(UserError, match="use MPI on real nodes"):
+        commands.gloo_command({**job, "kind": "slurm"}, ["x"])
+
+
+def test_the_environment_of_another_job_is_not_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_JOB_ID", "KEPT"):
+        monkeypatch.setenv(name, "1")
+    virtual = launch._environment(make(tmp_path / "out"))
+    assert "KEPT" in virtual and not {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_JOB_ID"} & set(virtual)
+    real = launch._environment(make(tmp_path / "out", cluster=Cluster(kind="slurm", nodes=2)))
+    assert "SLURM_JOB_ID" in real and "PMIX_RANK" not in real

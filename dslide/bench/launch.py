@@ -22,12 +22,12 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from dslide.bench import cluster, commands, machine, records, runner, systems
+from dslide.bench import cluster, commands, records, runner, systems
+from dslide.bench.outcome import RunFolder, diagnose, tail
 from dslide.bench.spec import RunSpec, allotted_cores
 from dslide.errors import UserError
-from dslide.files import fsync_dir, write_atomic
+from dslide.files import write_atomic
 
-_TAIL_LINES = 40
 _SAY_SECONDS = 5.0
 # Variables of an MPI or a Slurm job around this process, which would confuse the one that it starts.
 _FOREIGN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PRRTE_", "HYDRA_")
@@ -81,68 +81,6 @@ def _ignore_further_interrupts() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-class _Folder:
-    """The run's working folder, beside its final place: the record, and what the ranks need to start."""
-
-    def __init__(self, out: Path) -> None:
-        self.out = out.absolute()
-        self.work = self.out.parent / f".{self.out.name}.running"
-        shutil.rmtree(self.work, ignore_errors=True)  # of a launcher that was killed
-        self.record = self.work / "record"
-        self.reports = self.work / "reports"
-        self.record.mkdir(parents=True)
-        self.reports.mkdir()
-        self.spec = self.work / "spec.json"
-        self.job = self.work / "job.json"
-        self.context = self.work / "context.json"
-        self.log = self.record / "log.txt"
-        self.log.touch()
-
-    def events(self) -> list[dict[str, Any]]:
-        path = self.record / "events.jsonl"
-        return records.read_events(path) if path.exists() else []
-
-    def append_end(self, **fields: Any) -> None:
-        """An `end` event from outside. An incomplete last line of a dead writer is cut off first."""
-        path = self.record / "events.jsonl"
-        events = self.events()
-        write_atomic(path, "".join(json.dumps(e) + "\n" for e in events))
-        seconds = max((e["train_seconds"] for e in events), default=0.0)
-        last = max((e.get("step", 0) for e in events), default=0)
-        end = {"event": "end", "time": time.time(), "train_seconds": seconds, "step": last, **fields}
-        records.append_event(self.record, end)
-
-    def _aside(self) -> Path:
-        """Where a record goes that is replaced: one that counts is kept beside, hidden and numbered."""
-        with contextlib.suppress(UserError):
-            if records.read_run(self.out).status in ("done", "target", "timeout", "diverged"):
-                old = len(list(self.out.parent.glob(f".{self.out.name}.replaced-*")))
-                return self.out.parent / f".{self.out.name}.replaced-{old + 1}"
-        return self.work / "old"
-
-    def append_link(self) -> None:
-        """An event with what the links lost while the ranks ran, if the run came so far."""
-        path = self.reports / "link.json"
-        if path.exists():
-            event = {"event": "link", "time": time.time(), **json.loads(path.read_text())}
-            records.append_event(self.record, event)
-
-    def publish(self) -> None:
-        """Puts the record in its place, complete."""
-        (self.record / records.HEARTBEAT).unlink(missing_ok=True)
-        meta = self.record / "meta.json"
-        if not meta.exists():
-            known = json.loads(self.context.read_text())
-            head = {"schema_version": records.SCHEMA_VERSION, "kind": "measured", "created": time.time()}
-            content = {**head, **known, "machine": machine.capture(), "ranks": []}
-            write_atomic(meta, json.dumps(content, indent=1, default=records.plain) + "\n")
-        if self.out.exists():
-            self.out.replace(self._aside())
-        self.record.replace(self.out)
-        fsync_dir(self.out.parent)
-        shutil.rmtree(self.work, ignore_errors=True)
-
-
 def _context(
     spec: RunSpec, system: ModuleType, sets: list[list[int]], note: str | None, how: str
 ) -> dict[str, Any]:
@@ -166,7 +104,7 @@ def _context(
 
 
 def _job(
-    spec: RunSpec, system: ModuleType, folder: _Folder, sets: list[list[int]], nodes: bool, how: str
+    spec: RunSpec, system: ModuleType, folder: RunFolder, sets: list[list[int]], nodes: bool, how: str
 ) -> dict[str, Any]:
     env = {
         **commands.thread_variables(spec.cluster.cores),
@@ -207,7 +145,7 @@ def _environment(spec: RunSpec) -> dict[str, str]:
 class _Watch:
     """Copies the ranks' output to the log and to stderr, and knows when there was a sign of life."""
 
-    def __init__(self, folder: _Folder, name: str) -> None:
+    def __init__(self, folder: RunFolder, name: str) -> None:
         self._folder = folder
         self._name = name
         self._said = self._sign = time.monotonic()
@@ -244,7 +182,7 @@ class _Watch:
 
 
 def _watch(
-    process: "subprocess.Popen[bytes]", lifeline: int, folder: _Folder, spec: RunSpec
+    process: "subprocess.Popen[bytes]", lifeline: int, folder: RunFolder, spec: RunSpec
 ) -> tuple[int, str | None]:
     """Until the ranks end, stall, or take too long. Returns the exit status and why they were ended."""
     watch = _Watch(folder, spec.run_id)
@@ -290,48 +228,7 @@ def _start(job_file: Path, spec: RunSpec, nodes: bool) -> tuple["subprocess.Pope
     return process, write_end
 
 
-def _load(reports: Path, pattern: str) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(reports.glob(pattern))]
-
-
-def diagnose(reports: Path, nodes: bool) -> dict[str, Any]:
-    """Which rank failed first and how: reason, and where known rank, node, user_error.
-
-    A rank that was killed comes before ranks that failed in consequence, and one with a Python error before
-    one that merely ended.
-    """
-    ranks = sorted(_load(reports, "rank-*.json"), key=lambda r: r["time"])
-    consequences = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGABRT)
-    killed = [r for r in ranks if r["returncode"] < 0 and r["returncode"] not in consequences]
-    failures = {f["rank"]: f for f in _load(reports, "failure-*.json")}
-    other = [r for r in ranks if r["returncode"] != 0]
-    if killed:
-        first = killed[0]
-        name = signal.Signals(-first["returncode"]).name
-        how = f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-    else:
-        first = next((r for r in other if r["rank"] in failures), other[0] if other else {})
-        if not first:
-            reason = "the ranks could not be started, or ended without a report"
-            return failures.get(None, {"reason": reason})
-        failure = failures.get(first["rank"])
-        how = f"failed: {failure['reason']}" if failure else f"exited with status {first['returncode']}"
-        if failure and failure["user_error"]:
-            return {
-                "reason": failure["reason"],
-                "rank": first["rank"],
-                "node": first["node"],
-                "user_error": True,
-            }
-    where = f" on {first['node']}" if nodes else ""
-    return {"reason": f"rank {first['rank']}{where} {how}", "rank": first["rank"], "node": first["node"]}
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
-
-
-def _close(folder: _Folder, code: int, reason: str | None, nodes: bool) -> int:
+def _close(folder: RunFolder, code: int, reason: str | None, nodes: bool) -> int:
     """Writes the `end` event if the ranks could not. Returns the exit status: 0, or 2 for bad input."""
     end = next((e for e in folder.events() if e["event"] == "end"), None)
     if end is not None and reason is None:
@@ -343,7 +240,7 @@ def _close(folder: _Folder, code: int, reason: str | None, nodes: bool) -> int:
     else:
         fields = diagnose(folder.reports, nodes) if reason is None else {"reason": reason}
     user_error = fields.pop("user_error", False)
-    folder.append_end(status="error", **fields, log_tail=_tail(folder.log))
+    folder.append_end(status="error", **fields, log_tail=tail(folder.log))
     say(f"error: {fields['reason']}")
     return 2 if user_error else 0
 
@@ -383,7 +280,7 @@ def launch(spec: RunSpec) -> int:
     if how == "local" and spec.cluster.nodes > 1:
         raise UserError(f"run {spec.run_id}: system {spec.system} runs on one node, not {spec.cluster.nodes}")
     sets, nodes, note = _place(spec, how)
-    folder = _Folder(spec.out)
+    folder = RunFolder(spec.out)
     try:
         own = spec.model_copy(update={"out": folder.record})
         folder.spec.write_text(own.dump())
