@@ -156,7 +156,9 @@ def figure(race: Race) -> Figure:
     first.xaxis.set_major_locator(LogLocator(numticks=6))
     first.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}" if v < 1 else f"{v:,.0f}"))
     first.xaxis.set_minor_formatter(NullFormatter())
-    figure.legend(handles=_handles(order, race), loc="outside lower center", ncols=6)
+    handles = _handles(order, race)
+    columns = len(handles) if len(handles) <= 6 else -(-len(handles) // 2)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     return figure
 
 

@@ -361,7 +361,7 @@ def test_marks_against_a_cluster(tmp_path: Path, change: dict[str, Any], mark: s
     records.write_run(tmp_path / "results/runs/recipe/slow/seed-0", evals((1, 0.3)), meta=meta)
     race = Race.load(experiment(tmp_path, {"recipe": SYSTEMS["recipe"]}), tmp_path / "results")
     assert facts.marks(race, race.clusters["slow"]) == [mark]
-    assert f"2 nodes, 100 Mbit/s: {mark}." in facts.warnings(race)
+    assert f"2 nodes, 100 Mbit/s: {mark}." in output.load("p1-time").caption(race)
     if "note" in change:
         assert "The launcher: no user namespaces." in facts.warnings(race)
 

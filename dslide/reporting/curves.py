@@ -39,16 +39,19 @@ def draw(race: Race, axis: Axis) -> Figure:
         figsize=(width, 3.1 * rows),
         layout="constrained",
     )
-    panels = list(grid.flat)
-    for panel, cluster in zip(panels, clusters, strict=False):
+    panels = list(grid.flat)[: len(clusters)]
+    for unused in list(grid.flat)[len(clusters) :]:
+        unused.set_visible(False)
+    for place, (panel, cluster) in enumerate(zip(panels, clusters, strict=True)):
         _panel(panel, race, cluster, axis)
-    for panel in panels[len(clusters) :]:
-        panel.set_visible(False)
+        if place + columns >= len(panels):  # the last of its column
+            panel.set_xlabel(_LABELS[axis])
+            panel.tick_params(labelbottom=True)
     for row in grid:
         row[0].set_ylabel("P@1 on the test split")
     _limits(panels[0], race, clusters, axis)
-    for panel, cluster in zip(panels, clusters, strict=False):
-        _targets(panel, race, label=panel in (row[-1] for row in grid))
+    for place, (panel, cluster) in enumerate(zip(panels, clusters, strict=True)):
+        _targets(panel, race, label=place % columns == columns - 1 or panel is panels[-1])
         if axis == "seconds":
             _starts(panel, race, cluster)
     figure.legend(
@@ -63,7 +66,6 @@ def draw(race: Race, axis: Axis) -> Figure:
 def _panel(panel: Axes, race: Race, cluster: Cluster, axis: Axis) -> None:
     colours = look.colours(race)
     panel.set_title(look.panel_title(cluster, facts.marks(race, cluster)))
-    panel.set_xlabel(_LABELS[axis])
     for entry in race.entries:
         if entry.cluster != cluster or not entry.counted:
             continue

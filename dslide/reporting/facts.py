@@ -191,4 +191,4 @@ def warnings(race: Race) -> list[str]:
 
 def context(race: Race) -> list[str]:
     """The sentences that end every caption."""
-    return [*machine(race), *data(race), *links(race), *seeds(race), *revision(race)]
+    return [*machine(race), *data(race), *links(race), *warnings(race), *seeds(race), *revision(race)]
