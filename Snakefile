@@ -102,7 +102,7 @@ rule trainer:
     output: touch("build/trainer-{digest}.built")
     log: "build/trainer-{digest}.log"
     params: root=workflow.basedir
-    resources: machine=1
+    resources: machine=100  # the installed package changes: nothing may run meanwhile
     localrule: True
     conda: "envs/dslide.yaml"
     shell: "make -C {params.root} build > {log} 2>&1"
