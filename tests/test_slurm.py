@@ -1,4 +1,4 @@
-"""profiles/slurm against a real Slurm on this machine: two nodes with names of their own, one rank on each."""
+"""profiles/slurm against a real Slurm on this machine: two nodes with their own names, a rank on each."""
 
 from pathlib import Path
 
