@@ -292,7 +292,6 @@ def test_mpirun_on_real_nodes() -> None:
         "sets": [],
         "kind": "hostfile",
         "hostfile": "hosts",
-        "reports": str(tmp_path),
     }
     text = " ".join(commands.mpirun_command(job, ["x"]))
     assert "--hostfile hosts" in text and "-np 3" in text and "btl_tcp_if_include" not in text
