@@ -100,7 +100,7 @@ class MpiComm(LocalComm):
     def finish(self, requests: list[Any]) -> None:
         begin = time.perf_counter()
         while not self._mpi.Request.Testall(requests):  # not Waitall, which no signal could interrupt
-            pass
+            os.sched_yield()  # another rank may need this core to answer
         if not self.paused:
             self.wait_seconds += time.perf_counter() - begin
 

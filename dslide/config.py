@@ -148,9 +148,9 @@ PRESETS: dict[str, dict[str, Any]] = {
             "output_init": "normal", "output_init_std": 0.01, "bias": True,
         },
         "sampler": {"kind": "lsh", "log_q": False},
-        "optimizer": {"kind": "adam", "learning_rate": 0.001, "decay": "constant", "eps": 1e-8},
+        "optimizer": {"kind": "adam", "learning_rate": 0.01, "decay": "constant", "eps": 1e-5},
         "point_weight": "none",
-        "epochs": 15,
+        "epochs": 5,
     },
 }  # fmt: skip
 
