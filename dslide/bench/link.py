@@ -172,13 +172,14 @@ def throttle(nodes: int, rate: float, cache: Path | None = None) -> Throttle:
     `cache` is a folder of such findings; None calibrates always.
     """
     path = None
-    if cache is not None:
+    if cache is not None and rate > SLOW:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
         path = cache / f"{boot}-{rate:.0f}.json"
         if path.exists() and time.time() - path.stat().st_mtime < _CACHE_SECONDS:
             kept = Throttle(*json.loads(path.read_text()))
-            cluster.set_rate(nodes, kept)
-            return kept
+            if kept == Throttle.nominal(rate, kept.sent_rate / rate):  # not of another version
+                cluster.set_rate(nodes, kept)
+                return kept
     found = calibrate(nodes, rate)
     if path is not None:
         write_atomic(path, json.dumps(found))
