@@ -33,11 +33,17 @@ void Batch::select(const std::int64_t* rows, std::size_t count, std::uint64_t st
 }
 
 void Batch::index_features() {
+  constexpr std::int64_t kAhead = 16;
+  std::size_t entries = 0;
+  for (const std::int64_t row : rows_) entries += static_cast<std::size_t>(x_.indptr[row + 1] - x_.indptr[row]);
+  entry_slot_.resize(entries);
   features_.clear();
   feature_indptr_.assign(1, 0);
-  entry_slot_.clear();
+  std::size_t entry = 0;
   for (const std::int64_t row : rows_) {
-    for (std::int64_t i = x_.indptr[row]; i < x_.indptr[row + 1]; ++i) {
+    const std::int64_t end = x_.indptr[row + 1];
+    for (std::int64_t i = x_.indptr[row]; i < end; ++i) {
+      if (i + kAhead < end) __builtin_prefetch(&slot_[static_cast<std::size_t>(x_.indices[i + kAhead])], 1);
       const std::int32_t feature = x_.indices[i];
       std::int32_t slot = feature_slot(feature);
       if (slot < 0) {
@@ -47,14 +53,14 @@ void Batch::index_features() {
         feature_indptr_.push_back(0);
       }
       ++feature_indptr_[static_cast<std::size_t>(slot) + 1];
-      entry_slot_.push_back(slot);
+      entry_slot_[entry++] = slot;
     }
   }
   for (std::size_t s = 0; s < features_.size(); ++s) feature_indptr_[s + 1] += feature_indptr_[s];
   cursor_.assign(feature_indptr_.begin(), feature_indptr_.end());
-  feature_points_.resize(entry_slot_.size());
-  feature_values_.resize(entry_slot_.size());
-  std::size_t entry = 0;
+  feature_points_.resize(entries);
+  feature_values_.resize(entries);
+  entry = 0;
   for (std::size_t p = 0; p < rows_.size(); ++p) {
     for (std::int64_t i = x_.indptr[rows_[p]]; i < x_.indptr[rows_[p] + 1]; ++i, ++entry) {
       const auto at = static_cast<std::size_t>(cursor_[static_cast<std::size_t>(entry_slot_[entry])]++);
