@@ -72,6 +72,8 @@ def test_eval_steps_have_both_ends_and_no_repeats() -> None:
     assert eval_steps(1000, 250, 1.5, [0.25, 1]) == [0, 1, 4, 6]
     assert eval_steps(30, 1, 0.1, []) == [0, 3]  # 0.1 * 30 is a hair above 3
     assert total_steps(7, 3, 0) == 0
+    assert total_steps(1000, 256, 6) == 24  # whole epochs: the last batch of each is the shorter one
+    assert total_steps(1000, 256, 1.001) == 5
     with pytest.raises(ValueError, match="batch_size"):
         total_steps(10, 0, 1)
 

@@ -7,12 +7,14 @@ _ROUNDING = 1e-9  # 0.1 * 30 is a hair above 3: a product of decimals must not c
 
 
 def total_steps(num_points: int, batch_size: int, epochs: float) -> int:
-    """Steps of a run: ceil(epochs * num_points / batch_size)."""
+    """Steps of a run: whole epochs of ceil(num_points / batch_size) steps, and the same share of a further one."""
     if num_points < 1 or batch_size < 1 or epochs < 0:
         raise ValueError(
             f"num_points {num_points} and batch_size {batch_size} must be >= 1, epochs {epochs} >= 0"
         )
-    return math.ceil(epochs * num_points / batch_size - _ROUNDING)
+    whole = math.floor(epochs + _ROUNDING)
+    part = max(0.0, epochs - whole)
+    return whole * math.ceil(num_points / batch_size) + math.ceil(part * num_points / batch_size - _ROUNDING)
 
 
 def eval_steps(num_points: int, batch_size: int, epochs: float, eval_epochs: Iterable[float]) -> list[int]:
