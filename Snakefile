@@ -31,6 +31,7 @@ rule page:
     log: f"{plan.results}/logs/page.log"
     params: results=lambda wildcards: plan.results
     resources: machine=1
+    localrule: True
     conda: "envs/dslide.yaml"
     shell:
         "python -m dslide.reporting page --experiment {input.experiment} --results {params.results}"
@@ -44,6 +45,7 @@ rule figure:
     log: f"{plan.results}/logs/figures/{{name}}.log"
     params: results=lambda wildcards: plan.results
     resources: machine=1
+    localrule: True
     conda: "envs/dslide.yaml"
     shell:
         "python -m dslide.reporting figure {wildcards.name} --experiment {input.experiment}"
@@ -57,6 +59,7 @@ rule table:
     log: f"{plan.results}/logs/tables/{{name}}.log"
     params: results=lambda wildcards: plan.results
     resources: machine=1
+    localrule: True
     conda: "envs/dslide.yaml"
     shell:
         "python -m dslide.reporting table {wildcards.name} --experiment {input.experiment}"
@@ -70,6 +73,7 @@ rule compose:
     log: f"{plan.results}/logs/composed/{{system}}/{{cluster}}/seed-{{seed}}.log"
     params: what=plan.what, check=plan.check
     resources: machine=1
+    localrule: True
     conda: "envs/dslide.yaml"
     shell:
         "dslide race compose {input.curve} {input.pace} {output} {params.check} > {log} 2>&1"

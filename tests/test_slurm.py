@@ -23,12 +23,12 @@ def tiny_on_slurm(path: Path) -> Path:
 
 
 @pytest.mark.slurm
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_tiny_runs_on_two_nodes_of_a_real_slurm(tmp_path: Path) -> None:
     experiment = tiny_on_slurm(tmp_path / "tiny.yaml")
     with slurm_cluster.slurm(nodes=2) as environment:
         done = snakemake(
-            tmp_path, experiment, "--profile", str(ROOT / "profiles" / "slurm"), env=environment, timeout=360
+            tmp_path, experiment, "--profile", str(ROOT / "profiles" / "slurm"), env=environment, timeout=560
         )
         assert done.returncode == 0, done.stdout
     runs = sorted((tmp_path / "results" / "tiny" / "runs").glob("*/two-nodes/seed-0"))
