@@ -86,10 +86,11 @@ class InputMaker:
         """The distinct features of `rows`, ascending."""
         return self._distinct.of(self._x[rows].indices)
 
-    def places(self, features: NDArray[np.int32], ids: Ints) -> NDArray[np.int32]:
-        """Positions of `ids` in the ascending list `features`."""
-        self._distinct.of(features)
-        return self._distinct.places(ids)
+    def union(self, lists: list[NDArray[np.int32]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Distinct features of several lists, ascending, and the positions in it of the lists' entries, one
+        list after the other."""
+        ids = np.concatenate(lists)
+        return self._distinct.of(ids), self._distinct.places(ids)
 
 
 def log_inclusion(counts: Ints, num_points: int, batch_size: int, extras: int) -> Floats:

@@ -58,11 +58,11 @@ class SparseExchange:
     def share(self, maker: InputMaker, batch: NDArray[np.int64]) -> Shared:
         """This rank's part of a global batch."""
         own, _ = own_part(batch, self.rank, self.size)
-        features = maker.features(batch)
         if not self._gather_inputs:
+            features = maker.features(batch)
             return Shared(maker.make(own, features), features, np.empty(0, np.int32))
         arriving = [maker.features(own_part(batch, rank, self.size)[0]) for rank in range(self.size)]
-        return Shared(maker.make(own), features, maker.places(features, np.concatenate(arriving)))
+        return Shared(maker.make(own), *maker.union(arriving))
 
     def output(self, gradient: tf.Tensor) -> tf.Tensor:
         """The sum over ranks of [a, H] gradients of the same labels."""
