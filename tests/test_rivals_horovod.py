@@ -1,4 +1,4 @@
-"""Horovod over two ranks computes what one rank computes on the same global batches, over MPI and over Gloo."""
+"""Two Horovod ranks compute what one rank computes on the same global batches, over MPI and over Gloo."""
 
 import subprocess
 import sys
