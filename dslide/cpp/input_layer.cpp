@@ -73,6 +73,7 @@ void InputLayer::forward(const Batch& batch, float* out, bool train) {
 
 void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t step) {
   if (ld_ == 0) return;
+  constexpr std::size_t kAhead = 6;  // features whose rows are on their way from memory
   const Kernels& kern = kernels();
   const float step_size = state_.optimizer().step_size(lr, step);
   pool_.ranges(batch.size(), 1, [&](std::size_t begin, std::size_t end) {
@@ -106,8 +107,11 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
       };
       const std::size_t last = std::min(cut(thread + 1), batch.features().size());
       for (std::size_t slot = cut(thread); slot < last; ++slot) {
-        if (slot + 4 < last)
-          __builtin_prefetch(weights_.data() + std::ptrdiff_t{batch.features()[slot + 4]} * ld_, 1);
+        if (slot + kAhead < last) {
+          const std::int64_t next = batch.features()[slot + kAhead];
+          for (std::ptrdiff_t i = 0; i < ld_; i += 16) __builtin_prefetch(weights_.data() + next * ld_ + i, 1);
+          __builtin_prefetch(state_.accum().data() + next * state_.blocks(), 1);
+        }
         update_slot(slot, g);
       }
     }
