@@ -72,13 +72,14 @@ def test_inputs_are_the_rows_and_their_transpose_over_distinct_features() -> Non
     x = make_dataset().train.x
     rows = np.array([5, 3, 17, 3])  # 3 and 17 have no features
     inputs = InputMaker(x).make(rows)
-    dense = np.zeros((4, x.shape[1]), np.float32)
-    dense[tuple(inputs.x.places.T)] = inputs.x.values
-    np.testing.assert_array_equal(dense, x[rows].toarray())
-    transpose = np.zeros((len(inputs.features), 4), np.float32)
+    expected = x[rows].toarray()[:, inputs.features]
+    forward, transpose = np.zeros_like(expected), np.zeros_like(expected.T)
+    forward[tuple(inputs.x.places.T)] = inputs.x.values
     transpose[tuple(inputs.x_t.places.T)] = inputs.x_t.values
-    np.testing.assert_array_equal(transpose, x[rows].toarray().T[inputs.features])
-    assert np.all(transpose.any(axis=1))
+    np.testing.assert_array_equal(forward, expected)
+    np.testing.assert_array_equal(transpose, expected.T)
+    assert expected.any(axis=0).all() and expected.astype(bool).sum() == x[rows].nnz
+    assert (np.diff(inputs.x_t.places[:, 0]) >= 0).all()  # in row order
 
 
 @pytest.mark.parametrize("extras", [0, 50])

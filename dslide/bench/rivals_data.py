@@ -53,14 +53,12 @@ class Distinct:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of some points.
+    """The inputs of some points over the distinct features int32 [u] that they touch.
 
-    x [points, D] serves the forward product. x_t [u, points] is its transpose over the distinct features
-    int32 [u] that the points touch: the product with it sums a feature's gradient over its points, a row a
-    thread.
+    x [points, u] serves the forward product, x_t [u, points], its transpose in row order, the one that sums a
+    feature's gradient over its points: a row a thread, without atomic additions.
     """
 
-    points: int
     features: NDArray[np.int32]
     x: Triplets
     x_t: Triplets
@@ -80,7 +78,7 @@ class InputMaker:
         local = sparse.csr_matrix(
             (x.data, self._distinct.places(x.indices), x.indptr), shape=(len(rows), len(found))
         )
-        return Inputs(len(rows), found, Triplets.of(x), Triplets.of(local.T))
+        return Inputs(found, Triplets.of(local), Triplets.of(local.T))
 
     def features(self, rows: Ints) -> NDArray[np.int32]:
         """The distinct features of `rows`, ascending."""

@@ -128,16 +128,16 @@ class FullTrainer:
         """Exact top-5 of the points x."""
         return rt.top5(self._score, x)
 
-    def _hidden(self, index: tf.Tensor, values: tf.Tensor, points: tf.Tensor) -> tf.Tensor:
+    def _hidden(self, index: tf.Tensor, values: tf.Tensor, points: tf.Tensor, w1: tf.Tensor) -> tf.Tensor:
         """[points, H + 1], the last column the constant that the output biases belong to."""
-        w1, b1, _ = self.weights
-        h = tf.nn.relu(rt.sparse_product(index, values, points, w1) + b1)
+        h = tf.nn.relu(rt.sparse_product(index, values, points, w1) + self.weights[1])
         return tf.pad(h, [[0, 0], [0, 1]], constant_values=1.0)
 
     def _score_graph(
         self, index: tf.Tensor, values: tf.Tensor, points: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        scores = tf.matmul(self._hidden(index, values, points), self.weights[2], transpose_b=True)
+        w1, _, w2 = self.weights
+        scores = tf.matmul(self._hidden(index, values, points, w1), w2, transpose_b=True)
         return tf.math.top_k(scores, min(5, scores.shape[1]))
 
     def _gradients_graph(
@@ -152,8 +152,8 @@ class FullTrainer:
         weight: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Gradients of the weighted sum of the points' losses: rows `features` of w1, b1, w2."""
-        w2 = self.weights[2]
-        h = self._hidden(x_index, x_values, tf.shape(weight)[0])
+        w1, _, w2 = self.weights
+        h = self._hidden(x_index, x_values, tf.shape(weight)[0], rt.rows_of(w1, features))
         error = tf.nn.softmax(tf.matmul(h, w2, transpose_b=True))
         error = tf.tensor_scatter_nd_sub(error, places, target)
         d_w2 = tf.matmul(error, h * weight[:, None], transpose_a=True)

@@ -122,7 +122,7 @@ class RecipeTrainer:
         """Traces every function and runs it on weights that are thrown away: none of it is training."""
         s, ids = rt.spec, rt.spec(None, dtype=rt.I32)
         count = s(dtype=rt.I32)
-        inputs = [*rt.TRIPLETS, *rt.TRIPLETS, count, ids, ids]
+        inputs = [*rt.TRIPLETS, *rt.TRIPLETS, ids, ids, ids]
         labels = [ids, s(None, None), s(None, None), s(None)]
         self._step = tf.function(self._step_graph, [*inputs, *labels, count, s(), s(2, dtype=rt.I32)])
         self._score = tf.function(self._score_graph, [*rt.TRIPLETS, count])
@@ -169,7 +169,7 @@ class RecipeTrainer:
         rate = self._settings.lr * ((1 - progress) if self._settings.schedule == "linear" else 1)
         (inputs, features, places), labels = feed.shared, feed.labels
         self._step(
-            *(*inputs.x, *inputs.x_t, np.int32(len(inputs.features)), features, places),
+            *(*inputs.x, *inputs.x_t, inputs.features, features, places),
             *(labels.labels, labels.shift, labels.target, labels.weight),
             *(np.int32(feed.batch_size), np.float32(rate), np.array([self._seed, step], np.int32)),
         )
@@ -184,7 +184,7 @@ class RecipeTrainer:
         x_values: tf.Tensor,
         xt_index: tf.Tensor,
         xt_values: tf.Tensor,
-        xt_rows: tf.Tensor,
+        own_features: tf.Tensor,
         features: tf.Tensor,
         places: tf.Tensor,
         labels: tf.Tensor,
@@ -196,7 +196,7 @@ class RecipeTrainer:
         draw: tf.Tensor,
     ) -> None:
         settings, exchange, points = self._settings, self._exchange, tf.shape(weight)[0]
-        z = rt.sparse_product(x_index, x_values, points, self.w1)
+        z = rt.sparse_product(x_index, x_values, points, rt.rows_of(self.w1, own_features))
         slope = tf.where(z > 0, 1.0, settings.slope)
         if settings.dropout:
             # Drawn for the global batch, so that a point's mask is the same for every number of ranks.
@@ -208,7 +208,7 @@ class RecipeTrainer:
         error = tf.nn.softmax(tf.matmul(a, w2, transpose_b=True) + shift) - target
         d_w2 = exchange.output(tf.matmul(error, a * weight[:, None], transpose_a=True))
         d_z = tf.matmul(error, w2) * slope * weight[:, None]
-        d_w1 = rt.sparse_product(xt_index, xt_values, xt_rows, d_z)
+        d_w1 = rt.sparse_product(xt_index, xt_values, tf.shape(own_features)[0], d_z)
         d_w1 = exchange.inputs(d_w1, places, tf.shape(features)[0])
         rt.row_adagrad(self.w2, self.v2, labels, d_w2, rate, settings.eps)
         rt.row_adagrad(self.w1, self.v1, features, d_w1, rate, settings.eps)

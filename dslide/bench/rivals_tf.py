@@ -46,6 +46,12 @@ def sparse_product(places: tf.Tensor, values: tf.Tensor, rows: tf.Tensor, dense:
     return tf.raw_ops.SparseMatrixMatMul(a=csr(places, values, rows, tf.shape(dense)[0]), b=dense)
 
 
+def rows_of(weights: tf.Variable, rows: tf.Tensor) -> tf.Tensor:
+    """Rows of a variable without touching the others: reading a variable that has had a sparse update copies
+    the whole of it, tens of megabytes in a step that needs two."""
+    return tf.gather(weights, rows)
+
+
 def row_adagrad(
     weights: tf.Variable,
     state: tf.Variable,
