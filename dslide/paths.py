@@ -14,7 +14,7 @@ def content_root() -> Path:
 
 
 def data_root() -> Path:
-    """The folder of archives (raw/) and prepared sets (prepared/): DSLIDE_DATA, the checkout's data/, or the cache."""
+    """The folder of raw/ and prepared/ sets: DSLIDE_DATA, the checkout's data/, or the user's cache."""
     if "DSLIDE_DATA" in os.environ:
         return Path(os.environ["DSLIDE_DATA"]).absolute()
     if content_root() == _CHECKOUT:

@@ -7,7 +7,7 @@ _ROUNDING = 1e-9  # 0.1 * 30 is a hair above 3: a product of decimals must not c
 
 
 def total_steps(num_points: int, batch_size: int, epochs: float) -> int:
-    """Steps of a run: whole epochs of ceil(num_points / batch_size) steps, and the same share of a further one."""
+    """Steps of a run: whole epochs of ceil(num_points / batch_size) steps, and the same share of one more."""
     if num_points < 1 or batch_size < 1 or epochs < 0:
         raise ValueError(
             f"num_points {num_points} and batch_size {batch_size} must be >= 1, epochs {epochs} >= 0"
