@@ -296,7 +296,8 @@ def run_spec(experiment: Experiment, run_id: RunId, results: Path = Path("result
         bandwidth=where.bandwidth,
         oversubscribed=over,
     )
-    timed, settings, epochs, label = None, dict(system.settings), system.epochs, system.label
+    timed, settings, label = None, dict(system.settings), system.label
+    stop: float | None = None
     if sweep is not None:
         extras = int(run_id.system.removeprefix("extras-"))
         overrides = settings.get("overrides", {}) | {"sampler.uniform_extras": extras}
@@ -305,7 +306,7 @@ def run_spec(experiment: Experiment, run_id: RunId, results: Path = Path("result
     elif run_id.kind == "paces" and system.composed is not None:
         timed = system.composed.pace_steps
     elif run_id.kind == "checks" and system.composed is not None and system.composed.check is not None:
-        epochs = system.composed.check.epochs
+        stop = system.composed.check.epochs  # on the whole run's schedule: its first part
     points = system.eval_epochs or experiment.eval_epochs
     return RunSpec(
         run_id=str(run_id),
@@ -317,8 +318,9 @@ def run_spec(experiment: Experiment, run_id: RunId, results: Path = Path("result
         split=experiment.split,
         seed=run_id.seed,
         batch_size=(sweep.batch_size if sweep else None) or system.batch_size or experiment.batch_size,
-        epochs=epochs if timed is None else PACE_EPOCHS,
-        eval_epochs=[epoch for epoch in points if epoch <= epochs],
+        epochs=system.epochs if timed is None else PACE_EPOCHS,
+        stop_epochs=stop,
+        eval_epochs=[epoch for epoch in points if epoch <= (stop or system.epochs)],
         budget_seconds=system.budget_seconds,
         target=system.target if timed is None else None,
         cluster=cluster,

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from dslide.bench import systems
+from dslide.bench.search import Search
 from dslide.config import build_config, from_dotted
 from dslide.data import load
 from dslide.errors import UserError
@@ -106,7 +107,7 @@ def test_specs(tmp_path: Path) -> None:
     assert spec("runs/dense/free/seed-0").batch_size == 128
     assert spec("paces/dense/slow/seed-0").pace_steps == 25
     check = spec("checks/dense/slow/seed-0")
-    assert (check.epochs, check.eval_epochs, check.pace_steps) == (1, [1], None)
+    assert (check.epochs, check.stop_epochs, check.eval_epochs, check.pace_steps) == (3, 1, [1], None)
     sweep = spec("sweep/extras-500/slow/seed-0")
     assert (sweep.pace_steps, sweep.settings) == (7, {"overrides": {"sampler.uniform_extras": 500}})
     with pytest.raises(UserError, match="no run runs/ours/free/seed-0"):
@@ -235,7 +236,7 @@ def resolved(system: str, settings: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("record", [pytest.param(path, id=path.stem) for path in searches()])
 def test_settings_are_those_that_the_recorded_search_chose(record: Path, config: str) -> None:
     found = json.loads(record.read_text())
-    wanted = yaml.safe_load((CONFIG / "search" / f"{record.stem}.yaml").read_text()).get("trials", 16)
+    wanted = Search.read(CONFIG / "search" / f"{record.stem}.yaml").trials
     if len(found["trials"]) < wanted:
         pytest.skip(f"the search is not complete: {len(found['trials'])} of {wanted} trials")
     experiment = load_experiment(CONFIG / config)

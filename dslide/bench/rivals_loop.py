@@ -83,20 +83,28 @@ def race(spec: RunSpec, recorder: Recorder, dataset: Dataset, trainer: Trainer, 
     status = _evaluate(spec, recorder, dataset, trainer, 0)
     step = 0
     if status is None:
-        step, status = _train(spec, recorder, dataset, trainer, steps, looks)
-    if status == "timeout" and step not in looks:
+        last = steps if spec.stop_epochs is None else total_steps(points, spec.batch_size, spec.stop_epochs)
+        step, status = _train(spec, recorder, dataset, trainer, steps, min(last, steps), looks)
+    if step not in looks and status != "diverged":
         _evaluate(spec, recorder, dataset, trainer, step)
     recorder.end(status or "done", steps=step)
 
 
 def _train(
-    spec: RunSpec, recorder: Recorder, dataset: Dataset, trainer: Trainer, steps: int, looks: set[int]
+    spec: RunSpec,
+    recorder: Recorder,
+    dataset: Dataset,
+    trainer: Trainer,
+    steps: int,
+    last: int,
+    looks: set[int],
 ) -> tuple[int, str | None]:
-    """Trains up to `steps`; returns the steps done and the status that ended it early, if one did."""
+    """Trains up to step `last` on a schedule of `steps`; returns the steps done and the status that ended it
+    early, if one did."""
     step, check, status = 0, 1, None
     with ThreadPoolExecutor(1) as ahead:
         recorder.clock.start()
-        for feed in _feeds(ahead, trainer, _order(spec, len(dataset.train), steps)):
+        for feed in _feeds(ahead, trainer, _order(spec, len(dataset.train), last)):
             trainer.step(feed, step, step / steps)
             step += 1
             if step in looks:

@@ -47,13 +47,13 @@ class Search(BaseModel, extra="forbid"):
     label: str
     data: str = "debian-deps"
     seed: int = Field(default=0, description="of the runs and of the draws")
-    trials: int = Field(default=16, ge=1)
+    trials: int = Field(default=8, ge=1)
     target: float = Field(default=0.30, gt=0, lt=1, description="P@1 on the validation split")
     epochs: float = Field(
         default=3.0, gt=0, description="length of a run that misses the target, and of its schedule"
     )
     eval_epochs: list[float] = Field(
-        default_factory=lambda: [n / 10 for n in range(1, 16)] + [n / 4 for n in range(7, 12)]
+        default=[0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5], description="the race's own points, and some between"
     )
     batch_size: int = Field(default=256, ge=1)
     budget_seconds: float = Field(default=1800.0, gt=0)

@@ -89,6 +89,8 @@ class RunSpec(BaseModel):
     seed: int = 0
     batch_size: int = Field(default=256, ge=1)
     epochs: float = Field(default=1.0, ge=0)
+    # A run may end early on the schedule of a longer one: it checks a composed curve.
+    stop_epochs: float | None = Field(default=None, gt=0)
     eval_epochs: list[float] = Field(default_factory=list)
     budget_seconds: float = Field(default=3600.0, gt=0)
     target: float | None = None
