@@ -138,8 +138,8 @@ class TrainConfig(Strict):
 
 
 # `default` is the class defaults. `slide` is the papers' algorithm: hash tables, dense Adam, no correction of
-# the sampled softmax, N(0, 0.01^2) weights and biases, a constant rate; rate and eps come from a validation
-# search.
+# the sampled softmax, N(0, 0.01^2) weights and biases, a constant rate; hash family, K, L, rate
+# and eps are those of the recorded search (results/reference/search/slide.json).
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "slide": {
@@ -147,7 +147,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             "activation": "relu", "dropout": 0.0, "input_init_std": 0.01,
             "output_init": "normal", "output_init_std": 0.01, "bias": True,
         },
-        "sampler": {"kind": "lsh", "log_q": False},
+        "sampler": {"kind": "lsh", "log_q": False, "lsh": {"family": "dwta", "K": 4, "L": 50}},
         "optimizer": {"kind": "adam", "learning_rate": 0.01, "decay": "constant", "eps": 1e-5},
         "point_weight": "none",
         "epochs": 5,

@@ -228,7 +228,7 @@ def resolved(system: str, settings: dict[str, Any]) -> Any:
     """What the settings come to with the system's defaults; presets and overrides resolved."""
     values = systems.load(system).Settings.model_validate(settings)
     if system != OWN_SYSTEM:
-        return values
+        return values.model_dump()
     return build_config(values.preset, None, from_dotted(values.overrides, "settings"))
 
 
