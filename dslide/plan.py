@@ -87,7 +87,11 @@ class Plan:
             label = self.experiment.systems[run_id.system].label
             return f"{label} | composed for {nodes} | seed {run_id.seed}"
         spec = self.spec(wildcards)
-        length = f"{spec.epochs:g} epochs" if spec.pace_steps is None else f"{spec.pace_steps} timed steps"
+        length = (
+            f"{spec.stop_epochs or spec.epochs:g} epochs"
+            if spec.pace_steps is None
+            else f"{spec.pace_steps} timed steps"
+        )
         return f"{spec.label} | {nodes} | {length} | seed {spec.seed}"
 
     def digest(self, wildcards: Any) -> str:
