@@ -153,7 +153,9 @@ def figure(race: Race) -> Figure:
     first.set_ylim(max(heights) + 0.8, -0.8)
     low, high = first.get_xlim()
     first.set_xlim(low / 1.3, high * (high / low) ** 0.28)
-    first.xaxis.set_major_locator(LogLocator(numticks=6))
+    # Narrow panels: a label at every second decade, where labels of every decade would touch.
+    decades = math.log10(first.get_xlim()[1] / first.get_xlim()[0])
+    first.xaxis.set_major_locator(LogLocator(base=100 if decades > 4 else 10, numticks=6))
     first.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}" if v < 1 else f"{v:,.0f}"))
     first.xaxis.set_minor_formatter(NullFormatter())
     handles = _handles(order, race)
