@@ -235,16 +235,18 @@ def throttle_and_check(
 ) -> dict[str, Any]:
     """Throttles the links to `rate` bits/s and checks them at these message sizes (bytes).
 
-    A link that comes out wrong is calibrated once more for these very sizes. Returns `check`'s report with
-    `throttle`, the asked rates and bursts. Inside the sandbox only.
+    A link that comes out wrong is checked once more, because other guests of the host come and go; a fast one
+    is calibrated for these very sizes before. Returns `check`'s report with `throttle`, the asked rates and
+    bursts, and `checks`, how many it took. Inside the sandbox only.
     """
     found = throttle(nodes, rate, cache)
-    report = check(nodes, rate, message_sizes)
-    if not report["faithful"] and rate > SLOW:
-        longest = int(rate / 8 * 0.05)
-        found = calibrate(nodes, rate, sorted({min(s, longest) for s in message_sizes}))
-        report = check(nodes, rate, message_sizes)
-    return {"throttle": found._asdict(), **report}
+    report, checks = check(nodes, rate, message_sizes), 1
+    if not report["faithful"]:
+        if rate > SLOW:
+            longest = int(rate / 8 * 0.05)
+            found = calibrate(nodes, rate, sorted({min(s, longest) for s in message_sizes}))
+        report, checks = check(nodes, rate, message_sizes), 2
+    return {"throttle": found._asdict(), "checks": checks, **report}
 
 
 def summary(report: dict[str, Any]) -> str:
