@@ -32,6 +32,12 @@ void Batch::select(const std::int64_t* rows, std::size_t count, std::uint64_t st
   });
 }
 
+std::pair<const Batch::Own*, const Batch::Own*> Batch::own(std::int64_t begin, std::int64_t end) const {
+  const auto below = [](const Own& pair, std::int64_t label) { return pair.label < label; };
+  const Own *first = own_.data(), *last = own_.data() + own_.size();
+  return {std::lower_bound(first, last, begin, below), std::lower_bound(first, last, end, below)};
+}
+
 void Batch::index_features() {
   constexpr std::int64_t kAhead = 16;
   std::size_t entries = 0;

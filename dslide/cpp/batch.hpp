@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "buffer.hpp"
@@ -53,7 +54,8 @@ class Batch {
   struct Own {
     std::int32_t label, point;
   };
-  const std::vector<Own>& own() const { return own_; }
+  // Those with labels in [begin, end).
+  std::pair<const Own*, const Own*> own(std::int64_t begin, std::int64_t end) const;
 
  private:
   void index_features();

@@ -7,24 +7,12 @@
 #include "philox.hpp"
 
 namespace dslide {
-namespace {
-
-// The part of the batch's (label, point) pairs that lies in the shard.
-std::pair<std::vector<Batch::Own>::const_iterator, std::vector<Batch::Own>::const_iterator> own_range(
-    const Batch& batch, const Shard& shard) {
-  const auto below = [](const Batch::Own& pair, std::int64_t label) { return pair.label < label; };
-  const auto& own = batch.own();
-  return {std::lower_bound(own.begin(), own.end(), shard.begin, below),
-          std::lower_bound(own.begin(), own.end(), shard.end, below)};
-}
-
-}  // namespace
 
 void FullSampler::select(const Batch& batch, const float* /*h*/, ActiveSet& active) {
   active.clear();
   active.all = true;
   active.row_count = static_cast<std::size_t>(shard_.size());
-  const auto [first, last] = own_range(batch, shard_);
+  const auto [first, last] = batch.own(shard_.begin, shard_.end);
   for (auto pair = first; pair != last; ++pair)
     active.own.push_back({static_cast<std::int32_t>(pair->label - shard_.begin), pair->point});
 }
@@ -64,7 +52,7 @@ void InBatchSampler::select(const Batch& batch, const float* /*h*/, ActiveSet& a
   std::sort(drawn_.begin(), drawn_.end());
   drawn_.erase(std::unique(drawn_.begin(), drawn_.end()), drawn_.end());
 
-  const auto [first, last] = own_range(batch, shard_);
+  const auto [first, last] = batch.own(shard_.begin, shard_.end);
   auto pair = first;
   auto draw = drawn_.begin();
   while (pair != last || draw != drawn_.end()) {  // merges two ascending lists

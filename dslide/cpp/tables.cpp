@@ -108,11 +108,11 @@ void LshSampler::select(const Batch& batch, const float* h, ActiveSet& active) {
     for (const std::int32_t row : lists_[p])
       active.pair_points[static_cast<std::size_t>(counts_[static_cast<std::size_t>(row)]++)] = static_cast<std::int32_t>(p);
   std::size_t position = 0;
-  for (const auto& pair : batch.own()) {
-    if (pair.label < shard.begin || pair.label >= shard.end) continue;
-    const auto row = static_cast<std::int32_t>(pair.label - shard.begin);
+  const auto [first, last] = batch.own(shard.begin, shard.end);
+  for (const Batch::Own* pair = first; pair != last; ++pair) {
+    const auto row = static_cast<std::int32_t>(pair->label - shard.begin);
     while (active.rows[position] < row) ++position;
-    active.own.push_back({static_cast<std::int32_t>(position), pair.point});
+    active.own.push_back({static_cast<std::int32_t>(position), pair->point});
   }
 }
 
