@@ -35,10 +35,6 @@ def message_sizes(spec: RunSpec) -> list[int]:
 def run(spec: RunSpec, recorder: Recorder) -> None:
     """Trains and evaluates."""
     from dslide.bench.rivals_full import FullTrainer
-    from dslide.bench.rivals_loop import race, read_dataset
-    from dslide.bench.rivals_tf import use_threads
+    from dslide.bench.rivals_loop import run_on_one_node
 
-    use_threads(spec.cluster.cores)
-    dataset = read_dataset(spec)
-    settings = Settings.model_validate(spec.settings)
-    race(spec, recorder, dataset, FullTrainer(dataset, settings, seed=spec.seed, batch_size=spec.batch_size))
+    run_on_one_node(spec, recorder, FullTrainer, Settings.model_validate(spec.settings))

@@ -34,13 +34,7 @@ def message_sizes(spec: RunSpec) -> list[int]:
 
 def run(spec: RunSpec, recorder: Recorder) -> None:
     """Trains and evaluates."""
-    from dslide.bench.rivals_loop import race, read_dataset
+    from dslide.bench.rivals_loop import run_on_one_node
     from dslide.bench.rivals_recipe import RecipeTrainer
-    from dslide.bench.rivals_tf import use_threads
 
-    use_threads(spec.cluster.cores)
-    dataset = read_dataset(spec)
-    settings = Settings.model_validate(spec.settings)
-    race(
-        spec, recorder, dataset, RecipeTrainer(dataset, settings, seed=spec.seed, batch_size=spec.batch_size)
-    )
+    run_on_one_node(spec, recorder, RecipeTrainer, Settings.model_validate(spec.settings))

@@ -22,7 +22,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     environment = mpirun.environment() | {"TF_CPP_MIN_LOG_LEVEL": "3", "HOROVOD_CYCLE_TIME": "1"}
     worker = [sys.executable, str(WORKER)]
-    gloo = ["horovodrun", "-np", "2", "-H", "localhost:2", "--gloo", "--network-interface", "lo"]
+    launcher = [sys.executable, "-m", "dslide.bench.horovodrun"]
+    gloo = [*launcher, "-np", "2", "-H", "localhost:2", "--gloo", "--network-interface", "lo"]
     for name, launcher in (("one", []), ("mpi", ["mpirun", "-n", "2"]), ("gloo", gloo)):
         folder = made[name] = tmp_path_factory.mktemp(name)
         cases = CASES.get(name) or sum(CASES.values(), ())

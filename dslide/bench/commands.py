@@ -1,5 +1,6 @@
 """How ranks are started: one process, Open MPI's mpirun, or Horovod's launcher for Gloo."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -75,16 +76,17 @@ def mpirun_command(job: dict[str, Any], command: list[str]) -> list[str]:
 
 def gloo_command(job: dict[str, Any], command: list[str]) -> list[str]:
     """horovodrun --gloo over the job's nodes or on this machine. UserError without Horovod."""
-    horovodrun = program("horovodrun")
-    if horovodrun is None:
-        raise UserError("horovodrun is missing: `make` installs Horovod (README, rivals)")
+    if importlib.util.find_spec("horovod") is None:
+        raise UserError("Horovod is missing: `make` installs Horovod (README, rivals)")
     if job["kind"] != "virtual":
         raise UserError("the Gloo launcher knows virtual nodes and this machine only; use MPI on real nodes")
     hosts = ",".join(f"{cluster.node_name(n)}:1" for n in range(job["ranks"])) if job["sets"] else ""
     where = hosts or f"localhost:{job['ranks']}"
     interface = cluster.INTERFACE if job["sets"] else "lo"
     return [
-        horovodrun,
+        sys.executable,
+        "-m",
+        "dslide.bench.horovodrun",
         "-np",
         str(job["ranks"]),
         "-H",

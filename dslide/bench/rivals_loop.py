@@ -2,12 +2,13 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 from scipy import sparse
 
 from dslide.bench.protocol import eval_steps, samples_at, total_steps
@@ -61,6 +62,17 @@ def _feeds(ahead: Executor, trainer: Trainer, order: Iterator[NDArray[np.int64]]
         coming = following
     if coming is not None:
         yield coming.result()
+
+
+def run_on_one_node(
+    spec: RunSpec, recorder: Recorder, trainer: Callable[..., Trainer], settings: BaseModel
+) -> None:
+    """A whole run of TensorFlow in one process: reads the data, makes the trainer, races it."""
+    from dslide.bench.rivals_tf import use_threads  # here: the module serves systems without TensorFlow too
+
+    use_threads(spec.cluster.cores)
+    dataset = read_dataset(spec)
+    race(spec, recorder, dataset, trainer(dataset, settings, seed=spec.seed, batch_size=spec.batch_size))
 
 
 def race(spec: RunSpec, recorder: Recorder, dataset: Dataset, trainer: Trainer, **meta: Any) -> None:

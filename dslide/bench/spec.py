@@ -96,7 +96,7 @@ class RunSpec(BaseModel):
     target: float | None = None
     cluster: Cluster = Field(default_factory=Cluster)
     pace_steps: int | None = Field(default=None, ge=1)
-    pace_warmup: int = Field(default=3, ge=0)
+    pace_warmup: int = Field(default=2, ge=0)
     exchange: bool = True
     out: Path
     # Of the launcher: what ends a run that hangs, and whether a link that is off refuses the run.
