@@ -292,7 +292,7 @@ def test_the_command_converts_by_name_and_to_a_folder(tmp_path: Path) -> None:
         ([], "either --name"),
         (["--name", "a", "--out", "b"], "either --name"),
         (["--name", "../a"], "folder's name"),
-        (["--name", "debian-deps"], "embedded set"),
+        (["--name", "debian-deps"], "embedded or generated set"),
         (["--name", "Amazon-670K"], "train 1, expected 490449"),
         (["--name", "mine", "--label-names", "absent"], "absent: No such file"),
     ],

@@ -7,6 +7,7 @@ from typing import Literal
 import pydantic
 import yaml
 
+from dslide.data.twin import Twin
 from dslide.errors import UserError
 from dslide.paths import content_root, data_root
 
@@ -36,7 +37,7 @@ class Expected(pydantic.BaseModel, extra="forbid", frozen=True):
 
 
 class Entry(pydantic.BaseModel, extra="forbid", frozen=True):
-    """A data set. Either `bags` (embedded; beside the catalogue) or `sources` and what is inside."""
+    """A data set: `bags` (embedded beside the catalogue), a `twin` (generated), or an archive."""
 
     name: str = ""
     title: str
@@ -44,6 +45,7 @@ class Entry(pydantic.BaseModel, extra="forbid", frozen=True):
     licence: str
     citation: str
     bags: Path | None = None
+    twin: Twin | None = None
     sources: tuple[Source, ...] = ()
     archive: str = ""  # file name under data_root()/raw/<name>/
     train: str = ""  # files inside of the archive
@@ -54,13 +56,18 @@ class Entry(pydantic.BaseModel, extra="forbid", frozen=True):
 
     @pydantic.model_validator(mode="after")
     def _complete(self) -> "Entry":
-        if self.bags is None and not (self.archive and self.train and self.test):
-            raise ValueError("give bags, or archive, train and test")
+        if not self.local and not (self.archive and self.train and self.test):
+            raise ValueError("give bags, or twin, or archive, train and test")
         return self
 
     @property
     def embedded(self) -> bool:
         return self.bags is not None
+
+    @property
+    def local(self) -> bool:
+        """Whether the set is made without a download."""
+        return self.embedded or self.twin is not None
 
     @property
     def raw(self) -> Path:

@@ -27,14 +27,14 @@ From = Annotated[
 
 
 def state(row: Entry) -> str:
-    """What this machine has of a set: prepared, fetched, embedded (needs no network), absent or broken."""
+    """What this machine has of a set: prepared, fetched, absent, broken, or what needs no network."""
     try:
         if format.read_meta(row.prepared) is not None:
             return "prepared"
     except UserError:
         return "broken"
-    if row.embedded:
-        return "embedded"
+    if row.local:
+        return "embedded" if row.embedded else "generated"
     return "fetched" if row.raw.is_file() else "absent"
 
 
@@ -63,6 +63,8 @@ def info(name: Name) -> None:
     lines += [("licence", row.licence), ("citation", row.citation)]
     if row.embedded:
         lines.append(("embedded", row.bags))
+    elif row.twin is not None:
+        lines += [(f"twin: {key}", value) for key, value in row.twin.model_dump().items()]
     else:
         lines += [("source", fetching.page(source)) for source in row.sources]
         lines.append(("archive", row.raw))
@@ -91,9 +93,9 @@ def fetch(name: Name, source: From = None) -> None:
 def prepare(name: Name, source: From = None) -> None:
     """Fetches and converts a set as far as it isn't done yet; prints the prepared folder."""
     row = entry(name)
-    if source is not None and row.embedded:
-        raise UserError(f"{name} is embedded: --from has no use")
-    typer.echo(prepare_set(name) if row.embedded else prepare_archive(row, source))
+    if source is not None and row.local:
+        raise UserError(f"{name} is {'embedded' if row.embedded else 'generated'}: --from has no use")
+    typer.echo(prepare_set(name) if row.local else prepare_archive(row, source))
 
 
 @app.command()
@@ -103,14 +105,19 @@ def verify(name: Name) -> None:
     meta = format.verify(folder)
     if row is not None:
         format.expect(meta, row.expected.model_dump())
-        if not row.embedded and row.raw.is_file():
+        if not row.local and row.raw.is_file():
             fetching.fetch(row)
     typer.echo(f"{folder}: all {len(meta['checksums'])} files are as they were prepared; hash {meta['hash']}")
 
 
 @app.command("convert")
 def convert_(
-    train: Annotated[Path, typer.Option(help="training points in the XC format (also .gz, .bz2)")],
+    known: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="a set of the catalogue, as `dslide data prepare`")
+    ] = None,
+    train: Annotated[
+        Path | None, typer.Option(help="training points in the XC format (also .gz, .bz2)")
+    ] = None,
     test: Annotated[Path | None, typer.Option(help="test points")] = None,
     name: Annotated[str | None, typer.Option(help="name to load the set by")] = None,
     out: Annotated[Path | None, typer.Option(help="folder to write, instead of one for --name")] = None,
@@ -123,14 +130,19 @@ def convert_(
     label_names: Annotated[Path | None, typer.Option(help="names of the labels, one a line")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="default: all cores")] = None,
 ) -> None:
-    """Converts text files of your own into the prepared format; prints the folder."""
+    """Converts your own text files, or a set of the catalogue, to the prepared format; prints the folder."""
+    if (known is None) == (train is None):
+        raise UserError("say either the name of a set of the catalogue, or --train FILE for one of your own")
+    if train is None:
+        typer.echo(prepare_set(str(known)))
+        return
     if (name is None) == (out is None):
         raise UserError("say either --name NAME (to load it by name) or --out FOLDER")
     if name is not None and (not name or name.startswith(".") or "/" in name or "#" in name):
         raise UserError(f"--name {name!r}: can't be a folder's name")
     row = catalogue().get(name) if name is not None else None
-    if row is not None and row.embedded:
-        raise UserError(f"--name {name}: an embedded set has this name")
+    if row is not None and row.local:
+        raise UserError(f"--name {name}: an embedded or generated set has this name")
     folder = prepared_folder(name) if name is not None else Path(os.fspath(out or "")).absolute()
     if folder.exists() and any(folder.iterdir()) and format.read_meta(folder) is None:
         raise UserError(f"{folder}: exists and is no prepared set; choose another folder")

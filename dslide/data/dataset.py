@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dslide.data import bags, format
+from dslide.data import bags, format, twin
 from dslide.data.catalogue import Entry, catalogue, entry, prepared_folder
 from dslide.data.convert import CONVERT_VERSION, Layout, Text, convert
 from dslide.data.fetch import fetch
 from dslide.data.format import Points
+from dslide.data.progress import progress
 from dslide.errors import UserError
 
 
@@ -61,14 +62,15 @@ class Dataset:
 
 
 def load(name_or_path: str | Path) -> Dataset:
-    """Opens a prepared set by its name or folder, memory-mapped; embedded sets are prepared on first use.
+    """Opens a prepared set by its name or folder, memory-mapped; embedded and generated sets are prepared on
+    first use.
 
     UserError if there is no such set, or if it has to be fetched and converted first.
     """
     name = str(name_or_path)
     if Path(name).name == name and not Path(name).is_dir():
         row = catalogue().get(name)
-        if row is not None and row.embedded:
+        if row is not None and row.local:
             return open_prepared(prepare(name))
     return open_prepared(folder_of(name_or_path))
 
@@ -115,6 +117,8 @@ def prepare(name: str) -> Path:
     row = entry(name)
     if row.bags is not None:
         return _prepare_bags(row, row.bags)
+    if row.twin is not None:
+        return _prepare_twin(row, row.twin)
     return prepare_archive(row)
 
 
@@ -220,6 +224,23 @@ def _prepare_bags(row: Entry, path: Path) -> Path:
                 if "train_groups" in content.arrays:
                     groups = content.arrays["train_groups"]
                     format.write_array(work.folder / "train" / "groups.npy", groups)
+    return row.prepared
+
+
+def _prepare_twin(row: Entry, settings: twin.Twin) -> Path:
+    sizes = row.expected
+    source = format.source_hash(
+        twin=settings.model_dump(), sizes=sizes.model_dump(), version=twin.TWIN_VERSION
+    )
+    if is_current(row.prepared, source):
+        return row.prepared
+    with format.locked(row.prepared):
+        if not is_current(row.prepared, source):
+            generator = twin.Generator(settings, sizes.features, sizes.labels)
+            with format.writing(row.prepared, name=row.name, source=source) as work, progress() as bar:
+                work.num_features, work.num_labels = sizes.features, sizes.labels
+                for split in format.SPLITS:
+                    twin.write(work.folder / split, split, getattr(sizes, split), generator, bar)
     return row.prepared
 
 

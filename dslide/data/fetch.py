@@ -74,8 +74,10 @@ def fetch(entry: Entry, given: Path | None = None) -> Archive:
     UserError if the archive differs from the one recorded before, or if no source has it (the message then
     says what to download by hand and where to put it).
     """
-    if entry.embedded:
-        raise UserError(f"{entry.name} is embedded: there is nothing to fetch")
+    if entry.local:
+        raise UserError(
+            f"{entry.name} is {'embedded' if entry.embedded else 'generated'}: there is nothing to fetch"
+        )
     with locked(entry.raw):
         if given is not None:
             with _incoming(entry, "given") as part:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -252,6 +252,52 @@ def write_points(folder: Path, points: Points) -> None:
     """Writes the five arrays of a split into `folder`."""
     for name, dtype in ARRAYS.items():
         write_array(folder / f"{name}.npy", np.asarray(getattr(points, name), dtype))
+
+
+class PointsPart(Protocol):
+    """Consecutive points: row lengths int64 [n], ids int32 and values float32 of all rows together."""
+
+    @property
+    def x_lengths(self) -> NDArray[np.int64]: ...
+    @property
+    def x_indices(self) -> NDArray[np.int32]: ...
+    @property
+    def x_values(self) -> NDArray[np.float32]: ...
+    @property
+    def y_lengths(self) -> NDArray[np.int64]: ...
+    @property
+    def y_indices(self) -> NDArray[np.int32]: ...
+
+
+class PointsWriter:
+    """Appends parts of a split to its five files in `folder`; `close` completes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ends = {"x": 0, "y": 0}
+        self._arrays = {key: ArrayWriter(folder / f"{key}.npy", dtype) for key, dtype in ARRAYS.items()}
+        for axis in "xy":
+            self._arrays[f"{axis}_indptr"].append(np.zeros(1, np.int64))
+
+    def append(self, part: PointsPart) -> None:
+        """Appends the points of `part`."""
+        for axis in "xy":
+            self._append_lengths(axis, getattr(part, f"{axis}_lengths"))
+        for key in ("x_indices", "x_values", "y_indices"):
+            self._arrays[key].append(getattr(part, key))
+
+    def append_empty(self, count: int) -> None:
+        """Appends points without features and labels."""
+        for axis in "xy":
+            self._append_lengths(axis, np.zeros(count, np.int64))
+
+    def close(self) -> None:
+        """Completes the files."""
+        for array in self._arrays.values():
+            array.close()
+
+    def _append_lengths(self, axis: str, lengths: NDArray[np.int64]) -> None:
+        self._arrays[f"{axis}_indptr"].append(self._ends[axis] + np.cumsum(lengths))
+        self._ends[axis] += int(lengths.sum())
 
 
 def array_hash(checksums: Mapping[str, str], num_features: int, num_labels: int) -> str:
