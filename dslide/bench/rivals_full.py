@@ -87,12 +87,14 @@ class FullTrainer:
         count = s(dtype=rt.I32)
         target = [s(None, 2, dtype=rt.I64), s(None), s(None)]
         self._step = tf.function(self._step_graph, [*rt.TRIPLETS, *rt.TRIPLETS, ids, *target, s(), s(), s()])
-        self._score = tf.function(self._score_graph, [*rt.TRIPLETS, count])
+        labels, width = self.weights[2].shape
+        hidden = tf.function(self._hidden_graph, [*rt.TRIPLETS, count])
+        self._scorer = rt.Scorer(hidden, labels, width - 1, bias=True)
         self._gradients = tf.function(self._gradients_graph, [*rt.TRIPLETS, *rt.TRIPLETS, ids, *target])
         batch = np.arange(min(batch_size, self._x.shape[0]))
         for step in range(2):
             self.step(self.feed(batch, step), step, 1.0)
-        rt.top5(self._score, self._x[:2])
+        self.predict(self._x[:2])
 
     def prepare(self) -> None:
         """Nothing depends on the data."""
@@ -126,19 +128,14 @@ class FullTrainer:
 
     def predict(self, x: sparse.csr_matrix) -> tuple[NDArray[np.int32], Floats]:
         """Exact top-5 of the points x."""
-        return rt.top5(self._score, x)
+        w2 = self.weights[2].numpy()
+        return self._scorer.top5(x, w2[:, :-1], w2[:, -1])
 
     def _hidden(self, index: tf.Tensor, values: tf.Tensor, points: tf.Tensor, w1: tf.Tensor) -> tf.Tensor:
-        """[points, H + 1], the last column the constant that the output biases belong to."""
-        h = tf.nn.relu(rt.sparse_product(index, values, points, w1) + self.weights[1])
-        return tf.pad(h, [[0, 0], [0, 1]], constant_values=1.0)
+        return tf.nn.relu(rt.sparse_product(index, values, points, w1) + self.weights[1])
 
-    def _score_graph(
-        self, index: tf.Tensor, values: tf.Tensor, points: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        w1, _, w2 = self.weights
-        scores = tf.matmul(self._hidden(index, values, points, w1), w2, transpose_b=True)
-        return tf.math.top_k(scores, min(5, scores.shape[1]))
+    def _hidden_graph(self, index: tf.Tensor, values: tf.Tensor, points: tf.Tensor) -> tf.Tensor:
+        return self._hidden(index, values, points, self.weights[0])
 
     def _gradients_graph(
         self,
@@ -154,6 +151,7 @@ class FullTrainer:
         """Gradients of the weighted sum of the points' losses: rows `features` of w1, b1, w2."""
         w1, _, w2 = self.weights
         h = self._hidden(x_index, x_values, tf.shape(weight)[0], rt.rows_of(w1, features))
+        h = tf.pad(h, [[0, 0], [0, 1]], constant_values=1.0)  # what the output biases, w2's last column, see
         error = tf.nn.softmax(tf.matmul(h, w2, transpose_b=True))
         error = tf.tensor_scatter_nd_sub(error, places, target)
         d_w2 = tf.matmul(error, h * weight[:, None], transpose_a=True)

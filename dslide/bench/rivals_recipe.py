@@ -125,13 +125,14 @@ class RecipeTrainer:
         inputs = [*rt.TRIPLETS, *rt.TRIPLETS, ids, ids, ids]
         labels = [ids, s(None, None), s(None, None), s(None)]
         self._step = tf.function(self._step_graph, [*inputs, *labels, count, s(), s(2, dtype=rt.I32)])
-        self._score = tf.function(self._score_graph, [*rt.TRIPLETS, count])
+        hidden = tf.function(self._hidden, [*rt.TRIPLETS, count])
+        self._scorer = rt.Scorer(hidden, *self.w2.shape, bias=False)
         self._start_outputs = tf.function(self._start_outputs_graph, [*rt.TRIPLETS, count, *rt.TRIPLETS])
         self._label_maker = self._make_label_maker()
         batch = np.arange(min(self._batch_size, self._x.shape[0]))
         for step in range(2):
             self.step(self.feed(batch, step), step, 1.0)
-        rt.top5(self._score, self._x[:2])
+        self.predict(self._x[:2])
         self._start_at_means(2)
         self._label_maker = None
 
@@ -176,7 +177,7 @@ class RecipeTrainer:
 
     def predict(self, x: sparse.csr_matrix) -> tuple[NDArray[np.int32], Floats]:
         """Exact top-5 of the points x."""
-        return rt.top5(self._score, x)
+        return self._scorer.top5(x, self.w2.numpy())
 
     def _step_graph(
         self,
@@ -215,12 +216,6 @@ class RecipeTrainer:
 
     def _hidden(self, index: tf.Tensor, values: tf.Tensor, points: tf.Tensor) -> tf.Tensor:
         return tf.nn.leaky_relu(rt.sparse_product(index, values, points, self.w1), self._settings.slope)
-
-    def _score_graph(
-        self, index: tf.Tensor, values: tf.Tensor, points: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        scores = tf.matmul(self._hidden(index, values, points), self.w2, transpose_b=True)
-        return tf.math.top_k(scores, min(5, scores.shape[1]))
 
     def _start_outputs_graph(
         self,

@@ -14,6 +14,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 from scipy import sparse
 
+from dslide import _core
 from dslide.bench.rivals_data import Floats, Triplets
 
 F32, I32, I64 = tf.float32, tf.int32, tf.int64
@@ -71,25 +72,41 @@ def row_adagrad(
     tf.raw_ops.ResourceScatterUpdate(resource=weights.handle, indices=rows, updates=changed)
 
 
-def top5(
-    score: "tf.types.experimental.PolymorphicFunction", x: sparse.csr_matrix, chunk: int = 512
-) -> tuple[NDArray[np.int32], Floats]:
-    """Exact top-5 of all points of `x`, `chunk` at a time; equal scores go to the lower id, as tf.math.top_k
-    does.
+class Scorer:
+    """Exact top-5 of a network's points: TensorFlow computes the hidden activations, dslide's evaluation the
+    scores and their order, so that all systems are judged by one piece of code, and soon.
 
     Args:
-        score: takes (places, values, rows) of a chunk; returns (scores [rows, 5], ids int32 [rows, 5]).
-        x: CSR [n, D].
-
-    Returns:
-        ids int32 [n, 5] and scores float32 [n, 5]; with fewer than five labels the missing ids are -1.
+        hidden: traced; takes (places, values, rows) of some points, returns their activations [rows, H].
+        labels, width: L and H.
+        bias: whether the output layer has biases.
     """
-    ids = np.full((x.shape[0], 5), -1, np.int32)
-    scores = np.zeros((x.shape[0], 5), np.float32)
-    for begin in range(0, x.shape[0], chunk):
-        part = x[begin : begin + chunk]
-        triplets = Triplets.of(part)
-        values, labels = score(*triplets, np.int32(part.shape[0]))
-        ids[begin : begin + chunk, : labels.shape[1]] = labels.numpy()
-        scores[begin : begin + chunk, : labels.shape[1]] = values.numpy()
-    return ids, scores
+
+    def __init__(
+        self, hidden: "tf.types.experimental.PolymorphicFunction", labels: int, width: int, *, bias: bool
+    ) -> None:
+        self._hidden = hidden
+        pool = _core.Pool(len(os.sched_getaffinity(0)))
+        self._output = _core.OutputLayer(pool, labels, 0, labels, width, bias=bias, init_std=0.0)
+
+    def top5(
+        self, x: sparse.csr_matrix, weights: Floats, bias: Floats | None = None, chunk: int = 512
+    ) -> tuple[NDArray[np.int32], Floats]:
+        """Top-5 of the points `x`, CSR [n, D], with output rows [L, H], `chunk` points at a time; equal
+        scores go to the lower id.
+
+        Returns:
+            ids int32 [n, 5] and scores float32 [n, 5], not finite where the weights are not; with fewer than
+            five labels the missing ids are -1 and their scores 0.
+        """
+        self._output.weights[:] = weights
+        if bias is not None:
+            self._output.bias[:] = bias
+        ids = np.empty((x.shape[0], 5), np.int32)
+        scores = np.empty((x.shape[0], 5), np.float32)
+        for begin in range(0, x.shape[0], chunk):
+            part = x[begin : begin + chunk]
+            h = self._hidden(*Triplets.of(part), np.int32(part.shape[0])).numpy()
+            self._output.topk(h, 5, ids[begin : begin + chunk], scores[begin : begin + chunk])
+        scores[:, len(weights) :] = 0
+        return ids, scores
