@@ -10,35 +10,65 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from dslide.errors import UserError
 from dslide.files import write_atomic
-from dslide.network import MEMBER, Manifest, load_tensors, manifest, save_shards, shared_dir
+from dslide.network import (
+    Manifest,
+    load_tensors,
+    manifest,
+    member_name,
+    save_shards,
+    shared_dir,
+    write_manifest,
+)
 
 if TYPE_CHECKING:
+    from dslide.ensemble import EnsembleTrainer
     from dslide.trainer import Trainer
 
 
 def write(trainer: "Trainer", path: Path) -> None:
     """Replaces the checkpoint in `path`, which is the old one or the new one at any time. Collective."""
     comm, network = trainer.comm, trainer.network
-    sent = comm.gather((comm.payload_bytes, comm.other_bytes))
+    content = manifest(network.config, network.shape, _data(trainer), trainer.step)
+    _write(trainer, path, content, {0: (comm.rank, network.weights() | network.state())})
+
+
+def write_members(ensemble: "EnsembleTrainer", path: Path) -> None:
+    """As `write`, of the members that are trained; one in training has its own checkpoint. Collective."""
+    content = manifest(ensemble.config, ensemble.shape, _data(ensemble), ensemble.step, ensemble.done)
+    _write(ensemble, path, content, ensemble.shards())
+
+
+def _data(trainer: "Trainer | EnsembleTrainer") -> dict[str, Any]:
+    return {"name": trainer.dataset.name, "hash": trainer.dataset.hash}
+
+
+def _write(
+    trainer: "Trainer | EnsembleTrainer",
+    path: Path,
+    content: dict[str, Any],
+    members: dict[int, tuple[int, dict[str, NDArray[Any]]]],
+) -> None:
+    comm, clock = trainer.comm, trainer.recorder.clock
+    sent = comm.gather(trainer.sent_bytes())
     with shared_dir(comm, path) as work:
-        save_shards(work / MEMBER, comm.rank, network.weights() | network.state())
+        for member, (shard, tensors) in members.items():
+            save_shards(work / member_name(member), shard, tensors)
         if comm.rank == 0:
             assert sent is not None
-            data = {"name": trainer.dataset.name, "hash": trainer.dataset.hash}
-            write_atomic(
-                work / "manifest.json", json.dumps(manifest(network, data, trainer.step), indent=1) + "\n"
-            )
+            write_manifest(work, content)
             progress = {
                 "step": trainer.step,
                 "samples": trainer.samples,
-                "train_seconds": trainer.recorder.clock.seconds,
-                "cpu_seconds": trainer.recorder.clock.cpu_seconds,
-                "tx_bytes": trainer.recorder.clock.tx_bytes,
-                "rx_bytes": trainer.recorder.clock.rx_bytes,
-                "payload_bytes": trainer._earlier["payload_bytes"] + sum(part[0] for part in sent),
-                "other_bytes": trainer._earlier["other_bytes"] + sum(part[1] for part in sent),
+                "train_seconds": clock.seconds,
+                "cpu_seconds": clock.cpu_seconds,
+                "tx_bytes": clock.tx_bytes,
+                "rx_bytes": clock.rx_bytes,
+                "payload_bytes": sum(part[0] for part in sent),
+                "other_bytes": sum(part[1] for part in sent),
                 "last_eval": trainer.last_eval,
             }
             write_atomic(work / "progress.json", json.dumps(progress, indent=1) + "\n")
@@ -59,6 +89,18 @@ def read_progress(path: Path) -> dict[str, Any]:
 
 def restore(trainer: "Trainer", path: Path) -> None:
     """Sets the trainer to the checkpoint in `path`; UserError if it is of another config or other data."""
+    source = _restore(trainer, path)
+    load_tensors(trainer.network, source, trainer.network.weights() | trainer.network.state())
+
+
+def restore_members(ensemble: "EnsembleTrainer", path: Path) -> None:
+    """As `restore`, of the members that were trained."""
+    source = _restore(ensemble, path)
+    for member in range(source.content["ensemble"]):
+        ensemble.add(member, source)
+
+
+def _restore(trainer: "Trainer | EnsembleTrainer", path: Path) -> Manifest:
     progress, source = read_progress(path), Manifest.read(path)
     if source.content["data"]["hash"] != trainer.dataset.hash:
         raise UserError(
@@ -72,15 +114,15 @@ def restore(trainer: "Trainer", path: Path) -> None:
         raise UserError(
             f"{path}: the checkpoint has another {', '.join(other)}; resume with the same configuration"
         )
-    network = trainer.network
-    load_tensors(network, source, path / MEMBER, network.weights() | network.state())
     trainer.step, trainer.samples = progress["step"], progress["samples"]
-    trainer._earlier = {"payload_bytes": progress["payload_bytes"], "other_bytes": progress["other_bytes"]}
     trainer.last_eval = progress["last_eval"]
-    mine_only = trainer.comm.rank == 0
+    first = trainer.comm.rank == 0
+    if first:
+        trainer.earlier = {"payload_bytes": progress["payload_bytes"], "other_bytes": progress["other_bytes"]}
     trainer.recorder.clock.restore(
         progress["train_seconds"],
-        progress["cpu_seconds"] if mine_only else 0.0,
-        progress["tx_bytes"] if mine_only else 0,
-        progress["rx_bytes"] if mine_only else 0,
+        progress["cpu_seconds"] if first else 0.0,
+        progress["tx_bytes"] if first else 0,
+        progress["rx_bytes"] if first else 0,
     )
+    return source

@@ -197,7 +197,10 @@ def _clear(out: Path, resume: bool) -> bool:
         raise UserError(
             f"{out}: holds the checkpoint of an unfinished run; go on with --resume, or delete the folder"
         )
-    for path in [*(out / name for name in _PRODUCTS), *out.glob(".model.*"), *out.glob(".checkpoint.*")]:
+    left = [
+        path for pattern in (".model.*", ".checkpoint*", "checkpoint-member-*") for path in out.glob(pattern)
+    ]
+    for path in [*(out / name for name in _PRODUCTS), *left]:
         if path.is_dir():
             shutil.rmtree(path)
         else:

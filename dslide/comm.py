@@ -54,6 +54,10 @@ class LocalComm:
     def finish(self, requests: list[Any]) -> None:
         """Waits for what `start` returned."""
 
+    def split(self, parts: int) -> "tuple[LocalComm, int]":
+        """Collective. One of `parts` equal groups of consecutive ranks, the own one, and its number."""
+        return LocalComm(), 0
+
     def abort(self, status: int) -> None:
         """Ends the whole job with `status`."""
         raise SystemExit(status)
@@ -62,12 +66,13 @@ class LocalComm:
 class MpiComm(LocalComm):
     """The ranks that mpiexec started."""
 
-    def __init__(self, silent: bool = False) -> None:
-        """`silent`: rows never travel (buffers keep zeros), to time a step without links."""
+    def __init__(self, silent: bool = False, world: Any = None) -> None:
+        """`silent`: rows never travel (buffers keep zeros), to time a step without links. `world`: MPI's
+        communicator, default COMM_WORLD."""
         super().__init__()
         from mpi4py import MPI
 
-        self._mpi, self._world, self._silent = MPI, MPI.COMM_WORLD, silent
+        self._mpi, self._world, self._silent = MPI, world or MPI.COMM_WORLD, silent
         self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
 
     def barrier(self) -> None:
@@ -103,6 +108,10 @@ class MpiComm(LocalComm):
             os.sched_yield()  # another rank may need this core to answer
         if not self.paused:
             self.wait_seconds += time.perf_counter() - begin
+
+    def split(self, parts: int) -> tuple[LocalComm, int]:
+        group = self.rank * parts // self.size
+        return MpiComm(self._silent, self._world.Split(group, self.rank)), group
 
     def abort(self, status: int) -> None:
         sys.stdout.flush()

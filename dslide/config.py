@@ -107,6 +107,14 @@ class TrainConfig(Strict):
     wire: Literal["fp32", "bf16", "int8"] = Field(
         default="int8", description="format of the rows that ranks exchange"
     )
+    ensemble: int = Field(
+        default=1, ge=1, description="networks, trained apart, whose probabilities are averaged"
+    )
+    side_by_side: int = Field(
+        default=1,
+        ge=1,
+        description="members trained at a time, each by an equal share of the ranks; 1: one after another",
+    )
     seed: int = Field(default=0, ge=0, lt=2**63)
     threads: int = Field(default=0, ge=0, description="threads a rank; 0: all cores that it may use")
     eval_epochs: list[float] | None = Field(
@@ -133,8 +141,9 @@ class TrainConfig(Strict):
         return [float(epoch) for epoch in range(1, int(self.epochs) + 1)]
 
     def model_dict(self) -> dict[str, Any]:
-        """What defines the trained model: without threads and without when to look or stop."""
-        return self.model_dump(mode="json", exclude={"threads", "eval_epochs", "budget_seconds", "target"})
+        """What defines the trained model: without threads and placement, without when to look or stop."""
+        other = {"threads", "side_by_side", "eval_epochs", "budget_seconds", "target"}
+        return self.model_dump(mode="json", exclude=other)
 
 
 # `default` is the class defaults. `slide` is the papers' algorithm: hash tables, dense Adam, no correction of

@@ -1,4 +1,4 @@
-"""Exact predictions over all labels, by all ranks together."""
+"""Exact predictions over all labels, by all ranks together: of one network, or of an ensemble's average."""
 
 from typing import Any
 
@@ -14,6 +14,8 @@ from dslide.progress import Progress
 
 ROWS = 512  # points scored together
 _LOGITS = 1 << 25  # numbers held when the exact normaliser is asked for
+_GATHERED = 1 << 22  # weights gathered together for candidates
+_POINTS = 4096  # points whose candidates are exchanged together
 
 
 def core_csr(points: Points, features: int, labels: int) -> tuple[Any, Any]:
@@ -78,3 +80,107 @@ class Predictor:
         if everyone is not None and self._comm.size > 1:
             ids, scores = merge_topk([part[0] for part in everyone], [part[1] for part in everyone], k)
         return ids, scores, normaliser
+
+    def probabilities(
+        self, points: Points, ids: NDArray[np.int32], normaliser: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Collective. exp(logit - normaliser) float32 [n, c] of the labels `ids` [n, c] that this rank holds;
+        0 for the others and for negative ids."""
+        network, (n, width) = self._network, ids.shape
+        first, last = network.labels
+        batch = _core.Batch(self._pool, *core_csr(points, network.shape.features, network.shape.labels))
+        found = np.zeros((n, width), np.float32)
+        weights = network.output.weights
+        bias = network.output.bias if network.config.network.bias else None
+        few = max(1, _GATHERED // max(1, width * network.shape.hidden))
+        self._comm.paused = True
+        try:
+            for begin in range(0, n, self._rows):
+                end = min(n, begin + self._rows)
+                batch.select(np.arange(begin, end, dtype=np.int64), 0)
+                network.input.forward(batch, self._exchange.own(end - begin), False)
+                h = self._exchange.gather(end - begin)
+                for low in range(begin, end, few):
+                    rows = slice(low, min(end, low + few))
+                    own = (ids[rows] >= first) & (ids[rows] < last)
+                    if not own.any():
+                        continue
+                    local = np.where(own, ids[rows] - first, 0)
+                    logits = np.einsum("ph,pch->pc", h[low - begin : rows.stop - begin], weights[local])
+                    if bias is not None:
+                        logits += bias[local]
+                    found[rows] = np.where(own, np.exp(logits - normaliser[rows, None]), 0)
+        finally:
+            self._comm.paused = False
+        return found
+
+
+class EnsemblePredictor:
+    """Ranks labels by the mean of the members' softmax probabilities.
+
+    The members lie on one or several groups of ranks. Every member lists its best labels; only their
+    probabilities under all members are computed. A label on no list has at most the mean of the lists' last
+    probabilities, so the ranking is exact once its k-th is above that (the threshold algorithm: Fagin, Lotem,
+    Naor 2003, Optimal aggregation algorithms for middleware, section 4); until then the lists get longer.
+    """
+
+    def __init__(self, comm: LocalComm, group: LocalComm, predictors: list[Predictor], members: int) -> None:
+        """`predictors` are of the members that this rank's `group` holds, of `members` in all; each has a
+        normaliser."""
+        self._comm, self._group, self._predictors, self._members = comm, group, predictors, members
+
+    def topk(
+        self, points: Points, k: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+        """Collective. As Predictor.topk: ids [n, k], log mean probabilities [n, k] and, their log-sum-exp,
+        zeros [n]. Ranks other than 0 get lists without entries."""
+        n = len(points)
+        ids, scores = np.full((n, k), -1, np.int32), np.full((n, k), -np.inf, np.float32)
+        for begin in range(0, n, _POINTS):
+            rows = np.arange(begin, min(n, begin + _POINTS), dtype=np.int64)
+            width = max(16, 4 * k)
+            while len(rows):
+                best, score, sure = self._ranked(points.take(rows), k, min(width, points.num_labels))
+                ids[rows[sure], : best.shape[1]] = best[sure]
+                scores[rows[sure], : best.shape[1]] = score[sure]
+                rows, width = rows[~sure], 4 * width
+        return ids, scores, np.zeros(n, np.float32)
+
+    def _ranked(
+        self, points: Points, k: int, width: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_]]:
+        """The best by lists of `width`, and which points are sure of them (the same on all ranks)."""
+        lists, normalisers, last = [], [], np.zeros(len(points), np.float32)
+        for predictor in self._predictors:
+            top, score, normaliser = predictor.topk(points, width)
+            assert normaliser is not None
+            lists.append(top)
+            normalisers.append(normaliser)
+            last += np.exp(score[:, -1] - normaliser)
+        mine = (lists, last) if self._group.rank == 0 else ([], 0)
+        everyone = self._comm.gather(mine)
+        candidates = None
+        if everyone is not None:
+            candidates = np.sort(
+                np.concatenate([top for part, _ in everyone for top in part], axis=1), axis=1
+            )
+            candidates[:, 1:][candidates[:, 1:] == candidates[:, :-1]] = -1  # listed twice
+        candidates = self._comm.bcast(candidates)
+        own = np.zeros(candidates.shape, np.float32)
+        for predictor, normaliser in zip(self._predictors, normalisers, strict=True):
+            own += predictor.probabilities(points, candidates, normaliser)
+        parts = self._comm.gather(own)
+        best = np.zeros((len(points), 0), np.int32)
+        score = np.zeros((len(points), 0), np.float32)
+        sure: NDArray[np.bool_] | None = None
+        if parts is not None:
+            assert everyone is not None
+            total = np.add.reduce(parts)
+            total[candidates < 0] = -1
+            order = np.argsort(-total, axis=1, kind="stable")[:, :k]  # ids ascend: ties to the lower one
+            best, sums = np.take_along_axis(candidates, order, 1), np.take_along_axis(total, order, 1)
+            with np.errstate(divide="ignore"):
+                score = np.log(np.maximum(sums, 0) / self._members, dtype=np.float32)
+            bound = sum(part for _, part in everyone) * np.float32(1.0001)  # two kernels round differently
+            sure = (width == points.num_labels) | ~(sums[:, -1] <= bound)
+        return best, score, self._comm.bcast(sure)

@@ -11,18 +11,18 @@ from dslide import _core
 from dslide.comm import LocalComm, local_threads
 from dslide.data import Points
 from dslide.errors import UserError
-from dslide.evaluation import Predictor
-from dslide.network import MEMBER, Manifest, Network, Shape, load_tensors
+from dslide.evaluation import EnsemblePredictor, Predictor
+from dslide.network import Manifest, Network, Shape, load_tensors
 from dslide.progress import on_stderr
 
 
 @dataclass(frozen=True)
 class Model:
-    """This rank's shard of a trained network."""
+    """This rank's shards of a trained network, or of an ensemble's networks."""
 
     folder: Path
     manifest: Manifest
-    network: Network
+    networks: list[Network]
     comm: LocalComm
     pool: Any
 
@@ -34,15 +34,18 @@ class Model:
         content = source.content
         shape = Shape.of(content["features"], source.config.network.hidden, content["labels"], comm.size)
         pool = _core.Pool(threads or local_threads(comm))
-        network = Network(source.config, shape, comm.rank, pool, training=False)
-        load_tensors(network, source, folder / MEMBER, network.weights())
-        return cls(folder, source, network, comm, pool)
+        networks = []
+        for member in range(len(content["members"])):
+            networks.append(Network(source.config, shape, comm.rank, pool, training=False))
+            load_tensors(networks[-1], source, networks[-1].weights(), member)
+        return cls(folder, source, networks, comm, pool)
 
     def topk(
         self, points: Points, k: int, where: str, *, normaliser: bool = False
     ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32] | None]:
-        """As Predictor.topk; UserError naming `where` if the model does not know a feature or label."""
-        shape = self.network.shape
+        """As Predictor.topk, or EnsemblePredictor.topk; UserError naming `where` if the model does not know a
+        feature or label."""
+        shape = self.networks[0].shape
         for what, indices, limit in (
             ("feature", points.x_indices, shape.features),
             ("label", points.y_indices, shape.labels),
@@ -50,14 +53,15 @@ class Model:
             if len(indices) and indices.max() >= limit:
                 raise UserError(f"{where}: {what} {indices.max()} is unknown to the model, which has {limit}")
         fitted = replace(points, num_features=shape.features, num_labels=shape.labels)
-        predictor = Predictor(
-            self.network,
-            self.comm,
-            self.pool,
-            normaliser=normaliser,
-            progress=on_stderr(self.comm.rank),
-        )
-        return predictor.topk(fitted, k)
+        several = len(self.networks) > 1
+        progress = on_stderr(self.comm.rank)
+        predictors = [
+            Predictor(network, self.comm, self.pool, normaliser=normaliser or several, progress=progress)
+            for network in self.networks
+        ]
+        if several:
+            return EnsemblePredictor(self.comm, self.comm, predictors, len(predictors)).topk(fitted, k)
+        return predictors[0].topk(fitted, k)
 
 
 def table(

@@ -1,6 +1,7 @@
 """A rank's shard of the network: its layers, its files, and the shapes that both agree on.
 
-A model is a folder: manifest.json and member-<k>/shard-<r>.safetensors. It holds neither times nor the number
+A model is a folder: manifest.json and member-<k>/shard-<r>.safetensors, one member or the several of an
+ensemble. It holds neither times nor the number
 of threads, so the same seed gives the same bytes. Every tensor is cut along one axis (hidden units or
 labels), and loading reads slices, so a model of P shards loads into Q ranks.
 """
@@ -27,7 +28,6 @@ from dslide.files import atomic_dir, write_atomic
 STATE_BLOCK = 16  # hidden units that share one number of Adagrad state; shard borders lie on whole blocks
 FORMAT = "dslide-model"
 FORMAT_VERSION = 1
-MEMBER = "member-0"
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,12 @@ class Shape:
     def of(cls, features: int, hidden: int, labels: int, ranks: int) -> "Shape":
         """Near-equal blocks; a rank may get no hidden units or no labels."""
         return cls(features, hidden, labels, cuts(hidden, ranks, STATE_BLOCK), cuts(labels, ranks))
+
+    def weight_bytes(self, rank: int) -> int:
+        """What a rank's weights take, biases aside."""
+        h = self.hidden_cuts[rank + 1] - self.hidden_cuts[rank]
+        own = self.label_cuts[rank + 1] - self.label_cuts[rank]
+        return 4 * (self.features * h + own * self.hidden)
 
     def memory_bytes(self, rank: int, config: TrainConfig, label_nnz: int) -> int:
         """About what a rank allocates: parameters, optimiser state, tables, and a batch's buffers."""
@@ -170,42 +176,64 @@ def save_shards(folder: Path, rank: int, tensors: dict[str, NDArray[Any]]) -> No
     )
 
 
+def member_name(member: int) -> str:
+    """Folder of a member within a model."""
+    return f"member-{member}"
+
+
 def shard_name(rank: int) -> str:
     """File name of a rank's shard."""
     return f"shard-{rank}.safetensors"
 
 
-def manifest(network: Network, data: dict[str, Any], step: int) -> dict[str, Any]:
-    """What a model's manifest holds: the config that defines it, its data, its shards' offsets."""
-    shape = network.shape
+def manifest(
+    config: TrainConfig, shape: Shape, data: dict[str, Any], step: int, members: int = 1
+) -> dict[str, Any]:
+    """What a model's manifest holds: the config that defines it, its data, its members' and shards' offsets.
+    `step`: steps of training, of all members together."""
+    files = [shard_name(rank) for rank in range(len(shape.label_cuts) - 1)]
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "config": network.config.model_dict(),
+        "config": config.model_dict(),
         "data": data,
         "features": shape.features,
         "labels": shape.labels,
         "steps": step,
-        "ensemble": 1,
+        "ensemble": members,
         "members": [
             {
-                "folder": MEMBER,
+                "folder": member_name(member),
                 "hidden_offsets": shape.hidden_cuts,
                 "label_offsets": shape.label_cuts,
-                "files": [shard_name(rank) for rank in range(len(shape.label_cuts) - 1)],
+                "files": files,
             }
+            for member in range(members)
         ],
     }
 
 
+def write_manifest(folder: Path, content: dict[str, Any]) -> None:
+    """Writes `folder`/manifest.json."""
+    write_atomic(folder / "manifest.json", json.dumps(content, indent=1) + "\n")
+
+
 def save_model(
-    network: Network, comm: LocalComm, path: Path, data: dict[str, Any], step: int, names: list[str] | None
+    comm: LocalComm,
+    path: Path,
+    content: dict[str, Any],
+    members: dict[int, tuple[int, dict[str, NDArray[Any]]]],
+    names: list[str] | None,
 ) -> None:
-    """Writes the model's folder; complete or absent."""
+    """Writes a model's folder; complete or absent. Collective.
+
+    `content` is the manifest, `members` this rank's part of it by member: (number of the shard, tensors).
+    """
     with shared_dir(comm, path) as work:
-        save_shards(work / MEMBER, comm.rank, network.weights())
+        for member, (shard, tensors) in members.items():
+            save_shards(work / member_name(member), shard, tensors)
         if comm.rank == 0:
-            write_atomic(work / "manifest.json", json.dumps(manifest(network, data, step), indent=1) + "\n")
+            write_manifest(work, content)
             if names is not None:
                 write_atomic(work / "labels.txt", "".join(f"{name}\n" for name in names))
 
@@ -244,9 +272,12 @@ class Manifest:
         return path.read_text().splitlines() if path.exists() else None
 
 
-def load_tensors(network: Network, source: Manifest, folder: Path, tensors: dict[str, NDArray[Any]]) -> None:
-    """Fills this rank's `tensors` (views) from shard files that may be cut in other places."""
-    member = source.content["members"][0]
+def load_tensors(
+    network: Network, source: Manifest, tensors: dict[str, NDArray[Any]], number: int = 0
+) -> None:
+    """Fills this rank's `tensors` (views) from the shard files of member `number`, which may be cut in other
+    places."""
+    member = source.content["members"][number]
     hidden, labels = member["hidden_offsets"], member["label_offsets"]
     if (
         source.content["features"] != network.shape.features
@@ -254,7 +285,7 @@ def load_tensors(network: Network, source: Manifest, folder: Path, tensors: dict
     ):
         raise UserError(f"{source.path}: its numbers of features and labels are not the data's")
     for shard, file in enumerate(member["files"]):
-        path = folder / file
+        path = source.path / member["folder"] / file
         try:
             with safe_open(path, framework="numpy") as stored:
                 for name, target in tensors.items():

@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,32 @@ from dslide.data import Dataset, batches
 from dslide.errors import UserError
 from dslide.evaluation import Predictor, core_csr
 from dslide.memory import check_memory
-from dslide.network import Network, Shape, save_model
+from dslide.network import Network, Shape, manifest, save_model
 from dslide.progress import Progress
 from dslide.samplers import label_counts, make_sampler
 
+if TYPE_CHECKING:
+    from dslide.ensemble import EnsembleTrainer
+
 CHECK_SECONDS = 0.25  # how often ranks agree whether to go on
 TOP = 5
+
+
+def agree_on_inputs(config: TrainConfig, dataset: Dataset, comm: LocalComm) -> None:
+    """Collective. Ranks that see other data or settings would compute nonsense without any error."""
+    settings = json.dumps(config.model_dump(mode="json", exclude={"threads"}), sort_keys=True)
+    mine = {
+        "data": dataset.hash,
+        "config": hashlib.sha256(settings.encode()).hexdigest(),
+    }
+    everyone = comm.bcast(comm.gather(mine))
+    for rank, other in enumerate(everyone):
+        for what, value in other.items():
+            if value != everyone[0][what]:
+                raise UserError(
+                    f"rank {rank} has another {what} ({value[:12]}) than rank 0 "
+                    f"({everyone[0][what][:12]}); all need the same files and settings"
+                )
 
 
 class Trainer:
@@ -59,7 +79,7 @@ class Trainer:
         if not math.isfinite(np.add.reduce(dataset.train.x_values, dtype=np.float64)):  # reads the pages, too
             raise UserError(f"{dataset.name}: a feature's value is not a finite number")
         self.threads = config.threads or local_threads(comm)
-        self._agree_on_inputs()
+        agree_on_inputs(config, dataset, comm)
         self.shape = Shape.of(dataset.num_features, config.network.hidden, dataset.num_labels, comm.size)
         labels_a_point = math.ceil(len(dataset.train.y_indices) / self.points)
         self.progress.note(check_memory(comm, self.shape.memory_bytes(comm.rank, config, labels_a_point)))
@@ -75,23 +95,7 @@ class Trainer:
         self.last_eval: dict[str, Any] = {}
         self._loss_sum, self._loss_points = 0.0, 0
         self._active_rows, self._active_pairs, self._steps_here = 0, 0, 0
-        self._earlier = {"payload_bytes": 0, "other_bytes": 0}  # before a resume, all ranks together
-
-    def _agree_on_inputs(self) -> None:
-        """Ranks that see other data or settings would compute nonsense without any error."""
-        settings = json.dumps(self.config.model_dump(mode="json", exclude={"threads"}), sort_keys=True)
-        mine = {
-            "data": self.dataset.hash,
-            "config": hashlib.sha256(settings.encode()).hexdigest(),
-        }
-        everyone = self.comm.bcast(self.comm.gather(mine))
-        for rank, other in enumerate(everyone):
-            for what, value in other.items():
-                if value != everyone[0][what]:
-                    raise UserError(
-                        f"rank {rank} has another {what} ({value[:12]}) than rank 0 "
-                        f"({everyone[0][what][:12]}); all need the same files and settings"
-                    )
+        self.earlier = {"payload_bytes": 0, "other_bytes": 0}  # before a resume: of all ranks, kept by rank 0
 
     # The loop
 
@@ -272,16 +276,27 @@ class Trainer:
             status = "target"
         return status
 
-    # What is told afterwards
+    # What is kept and told afterwards
+
+    def save(self, path: Path) -> None:
+        """Writes the model's folder. Collective."""
+        network, dataset = self.network, self.dataset
+        content = manifest(self.config, self.shape, data_record(dataset), self.step)
+        save_model(self.comm, path, content, {0: (self.comm.rank, network.weights())}, dataset.label_names)
+
+    def sent_bytes(self) -> tuple[int, int]:
+        """What this rank sent in training and in evaluations; what was sent before a resume is rank 0's."""
+        earlier, comm = self.earlier, self.comm
+        return comm.payload_bytes + earlier["payload_bytes"], comm.other_bytes + earlier["other_bytes"]
 
     def totals(self) -> dict[str, Any]:
         """This rank's numbers for the `end` event; what was sent before a resume is told by rank 0."""
-        first = self.comm.rank == 0
+        payload, other = self.sent_bytes()
         steps = max(1, self._steps_here)
         seconds = self.recorder.clock.seconds
         return {
-            "payload_bytes": self.comm.payload_bytes + (self._earlier["payload_bytes"] if first else 0),
-            "evaluation_bytes": self.comm.other_bytes + (self._earlier["other_bytes"] if first else 0),
+            "payload_bytes": payload,
+            "evaluation_bytes": other,
             "wait_seconds": self.comm.wait_seconds,
             "compute_seconds": max(0.0, seconds - self.comm.wait_seconds),
             "active_rows": self._active_rows / steps,
@@ -323,7 +338,7 @@ def data_record(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def meta_fields(trainer: Trainer) -> dict[str, Any]:
+def meta_fields(trainer: "Trainer | EnsembleTrainer") -> dict[str, Any]:
     """What dslide adds to meta.json."""
     shape, config = trainer.shape, trainer.config
     biases = shape.hidden + shape.labels if config.network.bias else 0
@@ -333,7 +348,7 @@ def meta_fields(trainer: Trainer) -> dict[str, Any]:
         "seed": config.seed,
         "batch_size": config.batch_size,
         "total_steps": trainer.total_steps,
-        "parameters": (shape.features + shape.labels) * shape.hidden + biases,
+        "parameters": config.ensemble * ((shape.features + shape.labels) * shape.hidden + biases),
         "instruction_set": _core.instruction_set(),
         "hidden_offsets": shape.hidden_cuts,
         "label_offsets": shape.label_cuts,
@@ -359,7 +374,8 @@ def train(
         dataset: training points, and test points to evaluate on (none: no evaluation).
         comm: the ranks.
         recorder: of this rank; its records end with the status.
-        out: the run's folder, for the model and for checkpoints.
+        out: the run's folder, for the model and for checkpoints (those of an ensemble's member in training
+            are beside the checkpoint of the trained ones).
         resume: continue from `out`/checkpoint.
         progress: where to show it.
 
@@ -373,14 +389,20 @@ def train(
     """
     if config.checkpoint_every and out is None:
         raise UserError("checkpoint_every needs a run folder")
-    trainer = Trainer(config, dataset, comm, recorder, progress=progress)
+    from dslide.ensemble import EnsembleTrainer
+
+    trainer: Trainer | EnsembleTrainer
+    if config.ensemble == 1:
+        trainer = Trainer(config, dataset, comm, recorder, progress=progress)
+    else:
+        trainer = EnsembleTrainer(config, dataset, comm, recorder, progress=progress)
     recorder.meta(**meta_fields(trainer))
     try:
         status = trainer.run(out / "checkpoint" if out is not None else None, resume)
         model = None
         if out is not None and status in ("done", "target", "timeout"):
             model = out / "model"
-            save_model(trainer.network, comm, model, data_record(dataset), trainer.step, dataset.label_names)
+            trainer.save(model)
     except (KeyboardInterrupt, SystemExit):
         # Not Recorder.end, which waits for all ranks: they are no longer in step.
         recorder.event("end", status="interrupted", **trainer.totals())
@@ -391,7 +413,9 @@ def train(
     return _result(trainer, status, end, model)
 
 
-def _result(trainer: Trainer, status: str, end: dict[str, Any], model: Path | None) -> dict[str, Any]:
+def _result(
+    trainer: "Trainer | EnsembleTrainer", status: str, end: dict[str, Any], model: Path | None
+) -> dict[str, Any]:
     seconds = trainer.recorder.clock.seconds
     evaluation = trainer.last_eval
     return {

@@ -135,7 +135,7 @@ def test_odd_sizes(preset, shape, tmp_path):
     assert result["status"] == "done"
     points = shape.get("train", 300)
     assert result["steps"] == 3 * -(-points // min(64, points))
-    for array in Model.load(tmp_path, LocalComm()).network.weights().values():
+    for array in Model.load(tmp_path, LocalComm()).networks[0].weights().values():
         assert np.isfinite(array).all()
     assert recorder.events[-1]["event"] == "end"
 
