@@ -1,27 +1,87 @@
-"""`dslide bench`: figures, their machine, and refusal of unknown names."""
+"""`dslide bench`: figures, their machine, bounds, and refusal of unknown names."""
 
 import json
 import subprocess
 import sys
 
+import numpy as np
+import pytest
+
+from dslide import _core
+from dslide.bench.speed import BENCHES
+from dslide.bench.speed.bounds import Work
+from dslide.bench.speed.rates import Rates
+from dslide.bench.speed.sizes import QUICK, generated
+from dslide.bench.speed.training import ready, settings, work_of
+
 DSLIDE = [sys.executable, "-m", "dslide", "bench"]
 
 
-def test_bench_prints_the_machine_and_its_figures() -> None:
+def test_every_benchmark_gives_figures_and_the_machine() -> None:
     run = subprocess.run(
-        [*DSLIDE, "hashing", "--threads", "1", "--json"], capture_output=True, text=True, timeout=120
+        [*DSLIDE, "--quick", "--no-rivals", "--threads", "1", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)
-    assert (
-        report["machine"]["threads"] == 1
-        and report["machine"]["cpu"]
-        and report["machine"]["instruction_set"]
-    )
-    assert {row["case"] for row in report["rows"]} == {"simhash K=9 L=50", "dwta K=4 L=50"}
-    assert all(0 < row["low"] <= row["value"] <= row["high"] for row in report["rows"])
+    machine = report["machine"]
+    assert machine["threads"] == 1 and machine["cpu"] and machine["instruction_set"]
+    assert {row["bench"] for row in report["rows"]} == set(BENCHES)
+    for row in report["rows"]:
+        if row["case"] != "not measured":  # an exchange where there is no MPI
+            assert 0 < row["low"] <= row["value"] <= row["high"], row
+    steps = [row for row in report["rows"] if row["bench"] == "train-step"]
+    assert all(row["of_bound"] == pytest.approx(row["value"] / row["bound"]) for row in steps)
+    assert any(row["case"].startswith("numpy, OpenBLAS") for row in report["rows"])
 
 
 def test_an_unknown_benchmark_is_refused_with_the_names() -> None:
     run = subprocess.run([*DSLIDE, "nope"], capture_output=True, text=True, timeout=60)
     assert run.returncode == 2 and "train-step" in run.stderr and "Traceback" not in run.stderr
+
+
+def test_generated_points_have_the_shape_that_was_asked_for() -> None:
+    points = generated(QUICK).train
+    assert len(points) == QUICK.points
+    assert np.diff(points.x_indptr).mean() == pytest.approx(QUICK.nnz, rel=0.15)
+    assert np.diff(points.y_indptr).mean() == pytest.approx(QUICK.labels_a_point, rel=0.05)
+    for indptr, ids in ((points.x_indptr, points.x_indices), (points.y_indptr, points.y_indices)):
+        rows = np.repeat(np.arange(len(points)), np.diff(indptr))
+        assert np.all(np.diff(ids)[np.diff(rows) == 0] > 0)  # ascending and distinct in a row
+
+
+def test_the_bound_counts_each_row_and_each_product_once() -> None:
+    rates = Rates(
+        random_update=1.0, random_read=9.0, stream_update=2.0, stream_read=4.0, product=100.0, gather=10.0
+    )
+    work = Work(batch=10, hidden=4, features=20, entries=50, rows=30, input_state=4, output_state=4)
+    assert work.bytes == 2 * 20 * (16 + 4) + 2 * 30 * (16 + 4)
+    assert work.flops == 4 * 50 * 4 + 6 * 30 * 10 * 4
+    assert work.seconds(rates) == pytest.approx(1e-9 * (800 / 1 + 1200 / 1))  # memory decides in both layers
+    pairs = Work(
+        batch=10, hidden=4, features=0, entries=0, rows=30, pairs=6000, dense_bytes=8, rebuild_bytes=8
+    )
+    assert pairs.seconds(rates) == pytest.approx(1e-9 * (6 * 6000 * 4 / 10 + 8 / 2 + 8 / 4))
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_a_step_s_work_is_what_the_trainer_touched(index: int) -> None:
+    dataset, setting = generated(QUICK), settings(QUICK)[index]
+    trainer = ready(dataset, setting, 64, 1, QUICK.hidden, {})
+    trainer._one_step()
+    work = work_of(trainer)
+    assert work.hidden == QUICK.hidden and 0 < work.features <= work.entries
+    assert work.rows <= QUICK.labels and (work.pairs > 0) == (setting.name == "slide")
+    assert work.every_row == (work.rows == QUICK.labels)
+    assert work.output_state == (8 * QUICK.hidden if setting.preset == "slide" else 4)
+
+
+def test_the_row_probe_refuses_ids_outside_of_its_table() -> None:
+    probe = _core.RowProbe(_core.Pool(2), 10, 16)
+    good = np.arange(10, dtype=np.int32)
+    for touch in (probe.read, probe.update, lambda ids: probe.gather(ids, 3)):
+        touch(good)
+        with pytest.raises(ValueError, match="outside"):
+            touch(good + 1)

@@ -1,18 +1,24 @@
 """`dslide bench`: micro-benchmarks that print their machine."""
 
+import dataclasses
 import json
 import os
 import platform
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from dslide import _core
-from dslide.bench import micro
 from dslide.bench.machine import cpu
+from dslide.bench.speed import BENCHES
+from dslide.bench.speed.bounds import FORMULA
+from dslide.bench.speed.measure import Row
+from dslide.bench.speed.sizes import AMAZON, QUICK, Size, generated
+from dslide.config import parse_sets
+from dslide.data import Dataset, load
 from dslide.errors import UserError
 
 app = typer.Typer(
@@ -26,38 +32,111 @@ app = typer.Typer(
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"which: {', '.join(micro.BENCHES)}; all by default", show_default=False),
+        typer.Argument(help=f"which: {', '.join(BENCHES)}; all by default", show_default=False),
     ] = None,
     threads: Annotated[
-        int, typer.Option("--threads", help="threads; 0: all cores that this process may use")
+        int, typer.Option("--threads", help="threads; 0: all cores that this process may use", min=0)
     ] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="tiny sizes: does it run, not how fast")] = False,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="a prepared data set instead of points of Amazon-670K's shape"),
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option("--batch", help="batch size, may be repeated", min=1)
+    ] = None,
+    hidden: Annotated[int | None, typer.Option("--hidden", help="hidden units", min=16)] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="key.sub=value of every training setting")
+    ] = None,
+    rivals: Annotated[
+        bool, typer.Option("--rivals/--no-rivals", help="TensorFlow beside, where it is installed")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
-    """Runs the named benchmarks; medians, with the range beside them."""
-    unknown = sorted(set(names or ()) - set(micro.BENCHES))
+    """Runs the named benchmarks: medians, ranges, bounds from the machine's own rates, a rival's ratio.
+
+    Bounds are explained in docs/performance.md.
+    """
+    unknown = sorted(set(names or ()) - set(BENCHES))
     if unknown:
-        raise UserError(f"no benchmark named '{unknown[0]}'; choose from: {', '.join(micro.BENCHES)}")
+        raise UserError(f"no benchmark named '{unknown[0]}'; choose from: {', '.join(BENCHES)}")
     threads = threads or len(os.sched_getaffinity(0))
+    size, dataset = _what(quick, data, batch, hidden)
     machine = {
         "cpu": cpu()["model"],
         "instruction_set": _core.instruction_set(),
         "compiler": _core.compiler,
         "threads": threads,
         "kernel": platform.release(),
+        "data": dataset.name,
     }
-    console = Console(stderr=True)
-    rows = []
-    for name in names or list(micro.BENCHES):
+    console, rows, changed = Console(stderr=True), list[Row](), parse_sets(sets or [])
+    for name in names or list(BENCHES):
         console.print(f"bench {name} ...")
-        rows += micro.BENCHES[name](threads)
+        rows += BENCHES[name](size, threads, dataset=dataset, source=data, sets=changed, rivals=rivals)
     if as_json:
-        typer.echo(json.dumps({"machine": machine, "rows": [row.as_dict() for row in rows]}))
-        return
-    console = Console(width=None if sys.stdout.isatty() else 100)
+        report = {"machine": machine, "size": dataclasses.asdict(size), "bound": FORMULA}
+        typer.echo(json.dumps(report | {"rows": [row.as_dict() for row in rows]}))
+    else:
+        _show(machine, rows)
+
+
+def _what(quick: bool, data: str | None, batch: list[int] | None, hidden: int | None) -> tuple[Size, Dataset]:
+    size = QUICK if quick else AMAZON
+    changed: dict[str, Any] = {}
+    if batch:
+        changed["batches"] = tuple(batch)
+    if hidden:
+        changed["hidden"] = hidden
+    if data is not None:
+        dataset = load(data)
+        changed |= {"features": dataset.num_features, "labels": dataset.num_labels}
+        changed |= {"points": len(dataset.train)}
+        return dataclasses.replace(size, **changed), dataset
+    size = dataclasses.replace(size, **changed)
+    return size, generated(size)
+
+
+def _show(machine: dict[str, Any], rows: list[Row]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    if any(row.bound and row.gbytes for row in rows):
+        console.print(FORMULA)
     table = Table()
-    for heading in ("bench", "case", "median", "range", "unit"):
-        table.add_column(heading, justify="right" if heading in ("median", "range") else "left")
+    for heading in (
+        "bench",
+        "case",
+        "median",
+        "range",
+        "unit",
+        "bound",
+        "of it",
+        "GB/s",
+        "GFLOP/s",
+        "rival",
+        "note",
+    ):
+        table.add_column(heading, justify="left" if heading in ("bench", "case", "unit", "note") else "right")
     for row in rows:
-        table.add_row(row.bench, row.case, f"{row.value:,.4g}", f"{row.low:,.4g} - {row.high:,.4g}", row.unit)
+        rival = f"{row.ratio:.2f} x {row.rival_name} ({row.rival:,.4g})" if row.ratio else ""
+        table.add_row(
+            row.bench,
+            row.case,
+            _number(row.value),
+            f"{_number(row.low)} - {_number(row.high)}",
+            row.unit,
+            _number(row.bound),
+            f"{100 * row.of_bound:.0f} %" if row.of_bound else "",
+            _number(row.gbytes),
+            _number(row.gflops),
+            rival,
+            row.note or "",
+        )
     console.print(table)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -1,0 +1,147 @@
+"""What the machine can do at best: products, and rows of a table read, updated and gathered.
+
+A training step's bound is computed from these rates (dslide.bench.speed.bounds). Each is the best that we
+know how to get on this machine: all threads, large pages, rows prefetched, the instruction set in use; for
+products the faster of the core's and numpy's.
+"""
+
+import functools
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dslide import _core
+from dslide.bench.speed.measure import Row, measure
+from dslide.bench.speed.sizes import Size
+
+BENCH = "kernels"
+CACHED_BYTES = 128 << 10  # a batch's activations: what a sparse product reads again and again
+GROUP = 64  # rows of a weighted sum
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Best rates for rows of one width: GB/s (10^9 bytes, read and written each counted) and GFLOP/s.
+
+    random_update: random rows read and written; random_read: read; stream_update, stream_read: the same in
+    the order of memory; product: dense products; gather: weighted sums of rows that lie in the cache.
+    """
+
+    random_update: float
+    random_read: float
+    stream_update: float
+    stream_read: float
+    product: float
+    gather: float
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON and for people."""
+        return asdict(self)
+
+
+def row_rates(size: Size, threads: int, row_bytes: int) -> list[Row]:
+    """GB/s of rows of `row_bytes`: random and in order, read and updated; and of gathered ones in GFLOP/s."""
+    pool, width = _core.Pool(threads), max(16, row_bytes // 4)
+    count = max(64, size.table_bytes // (4 * width))
+    order = np.random.default_rng(0).permutation(count).astype(np.int32)
+    straight = np.arange(count, dtype=np.int32)
+    probe = _core.RowProbe(pool, count, width)
+    gbytes, rows = 4 * width * count / 1e9, []
+    for case, ids, touch, passes in (
+        ("random rows, read", order, probe.read, 1),
+        ("random rows, read + write", order, probe.update, 2),
+        ("in order, read", straight, probe.read, 1),
+        ("in order, read + write", straight, probe.update, 2),
+    ):
+        rows.append(
+            measure(
+                BENCH,
+                f"{case}, {4 * width} B",
+                "GB/s",
+                passes * gbytes,
+                functools.partial(touch, ids),
+                seconds=size.seconds,
+            )
+        )
+    cached = _core.RowProbe(pool, max(1, CACHED_BYTES // (4 * width)), width)
+    ids = np.random.default_rng(1).integers(0, CACHED_BYTES // (4 * width), count // 4).astype(np.int32)
+    rows.append(
+        measure(
+            BENCH,
+            f"rows in the cache, weighted sums, {4 * width} B",
+            "GFLOP/s",
+            2 * width * len(ids) / 1e9,
+            functools.partial(cached.gather, ids, GROUP),
+            seconds=size.seconds,
+        )
+    )
+    return rows
+
+
+def product_rates(size: Size, threads: int) -> list[Row]:
+    """Exact top-5 over a block of labels, beside numpy's product of the same shape and of a square one."""
+    from threadpoolctl import threadpool_info, threadpool_limits
+
+    random = np.random.default_rng(1)
+    labels, batch = min(size.labels, 43_200), max(size.batches)
+    layer = _core.OutputLayer(_core.Pool(threads), labels, 0, labels, size.hidden)
+    queries = random.standard_normal((batch, size.hidden)).astype(np.float32)
+    ids, scores = np.empty((batch, 5), np.int32), np.empty((batch, 5), np.float32)
+    flops = 2 * batch * size.hidden * labels / 1e9
+    shape = f"{batch} x {size.hidden} x {labels:,}"
+    rows = [
+        measure(
+            BENCH,
+            f"product with top-5, {shape}",
+            "GFLOP/s",
+            flops,
+            lambda: layer.topk(queries, 5, ids, scores),
+            seconds=size.seconds,
+        )
+    ]
+    side = 2048 if size.labels > 10_000 else 256
+    square = random.standard_normal((side, side)).astype(np.float32)
+    weights, out = layer.weights, np.empty((batch, labels), np.float32)
+    with threadpool_limits(limits=threads, user_api="blas"):
+        kernel = next((p["architecture"] for p in threadpool_info() if p.get("architecture")), "unknown")
+        for case, amount, work in (
+            (shape, flops, lambda: np.matmul(queries, weights.T, out=out)),
+            (f"{side} x {side} x {side}", 2 * side**3 / 1e9, lambda: square @ square),
+        ):
+            rows.append(
+                measure(
+                    BENCH, f"numpy, OpenBLAS {kernel}, {case}", "GFLOP/s", amount, work, seconds=size.seconds
+                )
+            )
+    return rows
+
+
+@functools.cache
+def measured(size: Size, threads: int, row_bytes: int) -> tuple[Rates, tuple[Row, ...]]:
+    """The rates for rows of `row_bytes`, measured once a process, and the figures that they are from.
+
+    A bound takes the best run of each, not the median: what was reached once is possible.
+    """
+    rows = row_rates(size, threads, row_bytes)
+    products = _products(size, threads)
+    read, update, stream_read, stream_update, gather = (row.high for row in rows)
+    rates = Rates(
+        random_update=update,
+        random_read=read,
+        stream_update=max(stream_update, update),
+        stream_read=max(stream_read, read),
+        product=max(row.high for row in products),
+        gather=gather,
+    )
+    return rates, (*rows, *products)
+
+
+@functools.cache
+def _products(size: Size, threads: int) -> tuple[Row, ...]:
+    return tuple(product_rates(size, threads))
+
+
+def kernels(size: Size, threads: int, **_: Any) -> list[Row]:
+    """The rates of this machine, for float32 rows of the hidden width."""
+    return list(measured(size, threads, 4 * size.hidden)[1])
