@@ -12,43 +12,34 @@ import typer
 
 from dslide.data import fetch as fetching
 from dslide.data import format
-from dslide.data.catalogue import Entry, catalogue, entry, prepared_folder
+from dslide.data.catalogue import catalogue, entry, prepared_folder
 from dslide.data.convert import Layout, Text, convert
-from dslide.data.dataset import files_source_hash, folder_of, prepare_archive
+from dslide.data.dataset import files_source_hash, folder_of, prepare_archive, state
 from dslide.data.dataset import prepare as prepare_set
+from dslide.data.download import page
 from dslide.errors import UserError
 
 app = typer.Typer(help="Data sets: list, fetch, convert, verify.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="a data set's name, see `dslide data list`")]
 From = Annotated[
-    Path | None, typer.Option("--from", help="an archive that is on this machine, instead of a download")
+    Path | None,
+    typer.Option("--from", help="the archive, or its files, on this machine, instead of a download"),
 ]
-
-
-def state(row: Entry) -> str:
-    """What this machine has of a set: prepared, fetched, absent, broken, or what needs no network."""
-    try:
-        if format.read_meta(row.prepared) is not None:
-            return "prepared"
-    except UserError:
-        return "broken"
-    if row.local:
-        return "embedded" if row.embedded else "generated"
-    return "fetched" if row.raw.is_file() else "absent"
 
 
 @app.command("list")
 def list_() -> None:
     """Shows every set of the catalogue and what this machine has of it."""
-    table = rich.table.Table(box=None)
+    table = rich.table.Table(box=None, expand=True)
     table.add_column("name", no_wrap=True)
     for column in ("train", "test", "features", "labels"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    table.add_column("what", no_wrap=True, overflow="ellipsis")
+    table.add_column("what", no_wrap=True, overflow="ellipsis", ratio=1)  # alone is cut on narrow terminals
     for name, row in catalogue().items():
-        numbers = (f"{value:,}" for value in row.expected.model_dump().values())
+        sizes = row.expected.sizes().values() if row.expected is not None else [None] * 4
+        numbers = ("?" if size is None else f"{size:,}" for size in sizes)
         table.add_row(name, *numbers, state(row), row.title)
     # a file or a pipe isn't as narrow as a terminal
     rich.console.Console(width=None if sys.stdout.isatty() else 160).print(table)
@@ -59,20 +50,32 @@ def info(name: Name) -> None:
     """Shows all that is known of one set: catalogue, archive, prepared folder."""
     row = entry(name)
     lines: list[tuple[str, Any]] = [("title", row.title), ("state", state(row))]
-    lines += [(key, f"{value:,}") for key, value in row.expected.model_dump().items()]
+    if row.expected is not None:
+        lines += [(key, f"{value:,}") for key, value in row.expected.sizes().items()]
+        averages = {
+            "labels a point": row.expected.labels_per_point,
+            "features a point": row.expected.nnz_per_point,
+        }
+        lines += [(f"published {key}", value) for key, value in averages.items() if value is not None]
     lines += [("licence", row.licence), ("citation", row.citation)]
+    if row.propensity is not None:
+        lines.append(("propensity", f"A {row.propensity.a}, B {row.propensity.b}"))
     if row.embedded:
         lines.append(("embedded", row.bags))
     elif row.twin is not None:
         lines += [(f"twin: {key}", value) for key, value in row.twin.model_dump().items()]
     else:
-        lines += [("source", fetching.page(source)) for source in row.sources]
-        lines.append(("archive", row.raw))
-        lock = fetching.read_lock(row)
-        if lock is not None:
-            lines += [(f"archive {key}", value) for key, value in lock.items() if key != "archive"]
+        lines += [("source", " ".join(filter(None, (page(source), source.note)))) for source in row.sources]
+        lines += [("archive", row.raw), ("format", row.format)]
+        lines += [("inner file", member) for member in row.members]
+        if row.sha256 is not None:
+            lines.append(("published sha256", row.sha256))
+        present = fetching.present_archive(row)
+        record = fetching.read_lock(row, present) if present is not None else None
+        if record is not None:
+            lines += [("present", present), *((f"archive {key}", value) for key, value in record.items())]
     lines.append(("folder", row.prepared))
-    meta = format.read_meta(row.prepared) if state(row) == "prepared" else None
+    meta = format.read_meta(row.prepared) if lines[1][1] in ("prepared", "out of date") else None
     if meta is not None:
         lines.append(("hash", meta["hash"]))
         for split, sizes in meta["splits"].items():
@@ -100,23 +103,28 @@ def prepare(name: Name, source: From = None) -> None:
 
 @app.command()
 def verify(name: Name) -> None:
-    """Recomputes the checksums of a prepared set (by name or folder) and of its archive."""
-    row, folder = catalogue().get(name), folder_of(name)
+    """Recomputes the checksums of a set (by name or folder): of its archive and of what was prepared."""
+    row = catalogue().get(name)
+    present = fetching.present_archive(row) if row is not None and not row.local else None
+    if row is not None and present is not None:
+        archive = fetching.fetch(row)
+        typer.echo(f"{archive.path}: as it was recorded; sha256 {archive.sha256}")
+        if not row.prepared.exists():
+            return
+    folder = folder_of(name)
     meta = format.verify(folder)
-    if row is not None:
-        format.expect(meta, row.expected.model_dump())
-        if not row.local and row.raw.is_file():
-            fetching.fetch(row)
+    if row is not None and row.expected is not None:
+        format.expect(meta, row.expected.sizes())
     typer.echo(f"{folder}: all {len(meta['checksums'])} files are as they were prepared; hash {meta['hash']}")
 
 
 @app.command("convert")
 def convert_(
-    known: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="a set of the catalogue, as `dslide data prepare`")
+    catalogued: Annotated[
+        str | None, typer.Argument(metavar="[SET]", help="a fetched set of the catalogue, instead of files")
     ] = None,
     train: Annotated[
-        Path | None, typer.Option(help="training points in the XC format (also .gz, .bz2)")
+        Path | None, typer.Option(help="training points in the XC format (also .gz, .bz2, .xz)")
     ] = None,
     test: Annotated[Path | None, typer.Option(help="test points")] = None,
     name: Annotated[str | None, typer.Option(help="name to load the set by")] = None,
@@ -130,12 +138,16 @@ def convert_(
     label_names: Annotated[Path | None, typer.Option(help="names of the labels, one a line")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="default: all cores")] = None,
 ) -> None:
-    """Converts your own text files, or a set of the catalogue, to the prepared format; prints the folder."""
-    if (known is None) == (train is None):
-        raise UserError("say either the name of a set of the catalogue, or --train FILE for one of your own")
-    if train is None:
-        typer.echo(prepare_set(str(known)))
+    """Converts a fetched set, or text files of your own, into the prepared format; prints the folder."""
+    if catalogued is not None:
+        if any(option is not None for option in (train, test, name, out)):
+            raise UserError("a set of the catalogue has its own files and name: give SET alone, or --train")
+        chosen = entry(catalogued)
+        done = prepare_set(catalogued) if chosen.local else prepare_archive(chosen, download=False)
+        typer.echo(done)
         return
+    if train is None:
+        raise UserError("say what to convert: a fetched SET of the catalogue, or --train FILE")
     if (name is None) == (out is None):
         raise UserError("say either --name NAME (to load it by name) or --out FOLDER")
     if name is not None and (not name or name.startswith(".") or "/" in name or "#" in name):
@@ -164,7 +176,7 @@ def convert_(
             source=files_source_hash(texts, layout),
             layout=layout,
             label_names=names,
-            expected=None if row is None else row.expected.model_dump(),
+            expected=None if row is None or row.expected is None else row.expected.sizes(),
             threads=threads,
         )
     typer.echo(folder)

@@ -14,22 +14,19 @@ Anything else is an error that names file, line and column: ids below 0 or beyon
 aren't finite, a header that counts other lines than follow, train and test of different sizes.
 """
 
-import bz2
-import gzip
 import itertools
 import logging
 import os
-import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dslide.data import format
+from dslide.data import archive, format
 from dslide.data.format import Points
 from dslide.data.progress import Progress, progress
 from dslide.errors import UserError
@@ -44,7 +41,7 @@ _MAX_ID = 2**31 - 1
 
 @dataclass(frozen=True)
 class Text:
-    """A text file, plain or compressed (.gz, .bz2), or a member of a zip archive."""
+    """A text file, plain or compressed (gzip, bzip2, xz), or a member of an archive."""
 
     path: Path
     member: str = ""
@@ -58,23 +55,13 @@ class Text:
         with ExitStack() as stack:
             try:
                 if self.member:
-                    archive = stack.enter_context(zipfile.ZipFile(self.path))
-                    file = cast(BinaryIO, stack.enter_context(archive.open(self.member)))
-                    size = archive.getinfo(self.member).file_size
-                elif self.path.suffix in (".gz", ".bz2"):
-                    opener = gzip.open if self.path.suffix == ".gz" else bz2.open
-                    file, size = cast(BinaryIO, stack.enter_context(opener(self.path))), 0
+                    opened = stack.enter_context(archive.open_member(self.path, self.member))
                 else:
-                    file = stack.enter_context(self.path.open("rb"))
-                    size = os.fstat(file.fileno()).st_size
-            except KeyError:
-                names = ", ".join(archive.namelist()[:8])
-                raise UserError(f"{self.path}: has no {self.member}; it contains {names}") from None
-            except zipfile.BadZipFile as error:
-                raise UserError(f"{self.path}: not a readable zip archive ({error})") from None
-            except OSError as error:
-                raise UserError(f"{self.path}: {error.strerror}") from None
-            yield file, size
+                    opened = stack.enter_context(archive.open_file(self.path))
+            except archive.DAMAGED as error:
+                reason = error.strerror if isinstance(error, OSError) else None
+                raise UserError(f"{self.path}: {reason or f'not a readable archive ({error})'}") from None
+            yield opened
 
 
 @dataclass(frozen=True)
@@ -269,7 +256,7 @@ def _blocks(text: Text, file: BinaryIO) -> Iterator[bytes]:
     while True:
         try:
             data = file.read(_BLOCK)
-        except (OSError, EOFError, zipfile.BadZipFile) as error:
+        except archive.DAMAGED as error:
             raise UserError(f"{text}: {error}: the file is cut or damaged; fetch or copy it again") from None
         if not data:
             if rest:

@@ -1,6 +1,7 @@
 """Data sets for everyone: `load`, `prepare`, `from_files`, the validation split and the order of batches."""
 
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -8,13 +9,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dslide.data import bags, format, twin
-from dslide.data.catalogue import Entry, catalogue, entry, prepared_folder
+from dslide.data import bags, format, npz, twin, words
+from dslide.data.catalogue import Entry, Pair, catalogue, entry, prepared_folder
 from dslide.data.convert import CONVERT_VERSION, Layout, Text, convert
-from dslide.data.fetch import fetch
+from dslide.data.fetch import fetch, present_archive, read_lock, require_room
 from dslide.data.format import Points
 from dslide.data.progress import progress
 from dslide.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -122,39 +125,107 @@ def prepare(name: str) -> Path:
     return prepare_archive(row)
 
 
-def prepare_archive(row: Entry, given: Path | None = None) -> Path:
-    """Fetches the archive where needed (or takes the one `given`) and converts it where needed."""
+def prepare_archive(row: Entry, given: Path | None = None, *, download: bool = True) -> Path:
+    """Fetches the archive where needed (or takes what is `given`) and converts it where needed.
+
+    Without `download` the archive has to be there: UserError that says how to get it.
+    """
     with format.locked(row.prepared):
-        if given is None and not row.raw.exists() and _agrees(row):
-            return row.prepared  # converted from unpacked files, or the archive was deleted to save space
+        if given is None and present_archive(row) is None:
+            if _agrees(row):
+                return row.prepared  # converted from unpacked files, or the archive was deleted to save space
+            if not download:
+                raise UserError(f"{row.name} isn't fetched yet; run `dslide data fetch {row.name}`")
         archive = fetch(row, given)
-        layout = Layout(header=row.header, index_base=row.index_base)
-        train, test = (Text(archive.path, member) for member in (row.train, row.test))
-        source = format.source_hash(
-            archive=archive.sha256,
-            members=[row.train, row.test],
-            layout=asdict(layout),
-            version=CONVERT_VERSION,
-        )
+        source = _archive_source(row, archive.sha256)
         if not is_current(row.prepared, source):
-            convert(
-                row.prepared,
-                train,
-                test,
-                name=row.name,
-                source=source,
-                layout=layout,
-                expected=row.expected.model_dump(),
-            )
+            sizes = row.expected.sizes() if row.expected is not None else None
+            if row.expected is not None:
+                require_room(row, row.prepared.parent, row.expected.prepared_bytes(), "the prepared set")
+            _convert_archive(row, archive.path, source, sizes)
+            _compare_averages(row)
     return row.prepared
 
 
+def _compare_averages(row: Entry) -> None:
+    """Reports averages that differ from the published ones, which other sizes of splits may explain."""
+    meta = format.read_meta(row.prepared)
+    if meta is None or row.expected is None:
+        return
+    train, published = meta["splits"]["train"], row.expected
+    for what, found, stated in (
+        ("labels", train["label_nnz"], published.labels_per_point),
+        ("features", train["nnz"], published.nnz_per_point),
+    ):
+        average = found / max(train["points"], 1)
+        if stated is not None and abs(average - stated) > 0.05 * stated:
+            log.warning("%s: %.2f %s a training point, published are %.2f", row.name, average, what, stated)
+
+
+def _convert_archive(row: Entry, path: Path, source: str, sizes: dict[str, int] | None) -> None:
+    def text(split: str | Pair | None) -> Text | None:
+        return Text(path, split) if isinstance(split, str) else None
+
+    def pair(split: str | Pair | None) -> tuple[Text, Text] | None:
+        return (Text(path, split.features), Text(path, split.labels)) if isinstance(split, Pair) else None
+
+    matrices, train = pair(row.train), text(row.train)
+    if matrices is not None:
+        npz.convert(row.prepared, matrices, pair(row.test), name=row.name, source=source, expected=sizes)
+        return
+    assert train is not None
+    if row.format == "text":
+        words.convert(row.prepared, train, row.words, name=row.name, source=source, expected=sizes)
+        return
+    layout = Layout(header=row.header, index_base=row.index_base)
+    test = text(row.test)
+    convert(row.prepared, train, test, name=row.name, source=source, layout=layout, expected=sizes)
+
+
+def _archive_source(row: Entry, sha256: str) -> str:
+    """Source hash of a set that is made from an archive with this sha256."""
+    if row.format == "npz":
+        return format.source_hash(archive=sha256, members=row.members, version=f"npz {npz.NPZ_VERSION}")
+    if row.format == "text":
+        settings = row.words.model_dump()
+        version = f"words {words.WORDS_VERSION}"
+        return format.source_hash(archive=sha256, members=row.members, words=settings, version=version)
+    layout = asdict(Layout(header=row.header, index_base=row.index_base))
+    return format.source_hash(archive=sha256, members=row.members, layout=layout, version=CONVERT_VERSION)
+
+
 def _agrees(row: Entry) -> bool:
+    """Whether what is prepared has the sizes that the catalogue states."""
     try:
         meta = format.read_meta(row.prepared)
     except UserError:
         return False
-    return meta is not None and format.counts(meta) == row.expected.model_dump()
+    return meta is not None and row.expected is not None and format.counts(meta) == row.expected.sizes()
+
+
+def state(row: Entry) -> str:
+    """What this machine has of a set.
+
+    "absent", "fetched" (the archive alone), "prepared", "out of date" (prepared from another archive,
+    embedded file or setting, or by another version of dslide), "broken" (can't be read), "embedded" or
+    "generated" (needs no network; prepared on first use).
+    """
+    try:
+        meta = format.read_meta(row.prepared)
+    except UserError:
+        return "broken"
+    if row.local:
+        if meta is None:
+            return "embedded" if row.embedded else "generated"
+        return "prepared" if meta["source_hash"] == _local_source(row) else "out of date"
+    archive = present_archive(row)
+    if meta is None:
+        return "absent" if archive is None else "fetched"
+    if archive is None:
+        return "prepared" if row.expected is None or _agrees(row) else "out of date"
+    record = read_lock(row, archive)  # an archive that was placed by hand and never looked at has none
+    current = record is not None and meta["source_hash"] == _archive_source(row, record["sha256"])
+    return "prepared" if current else "out of date"
 
 
 def from_files(
@@ -204,7 +275,8 @@ def files_source_hash(texts: Sequence[Text], layout: Layout) -> str:
 def _prepare_bags(row: Entry, path: Path) -> Path:
     if not path.is_file():
         raise UserError(f"{path}: the embedded data set is missing; reinstall, or restore the file")
-    source = format.source_hash(bags=format.file_sha256(path), version=bags.BAGS_VERSION)
+    assert row.expected is not None
+    source = _local_source(row)
     if is_current(row.prepared, source):
         return row.prepared
     with format.locked(row.prepared):
@@ -216,7 +288,7 @@ def _prepare_bags(row: Entry, path: Path) -> Path:
                 source=source,
                 labels=content.names("labels"),
                 features=content.names("features"),
-                expected=row.expected.model_dump(),
+                expected=row.expected.sizes(),
             ) as work:
                 work.num_features, work.num_labels = content.num_features, content.num_labels
                 for split in format.SPLITS:
@@ -229,9 +301,8 @@ def _prepare_bags(row: Entry, path: Path) -> Path:
 
 def _prepare_twin(row: Entry, settings: twin.Twin) -> Path:
     sizes = row.expected
-    source = format.source_hash(
-        twin=settings.model_dump(), sizes=sizes.model_dump(), version=twin.TWIN_VERSION
-    )
+    assert sizes is not None
+    source = _local_source(row)
     if is_current(row.prepared, source):
         return row.prepared
     with format.locked(row.prepared):
@@ -242,6 +313,16 @@ def _prepare_twin(row: Entry, settings: twin.Twin) -> Path:
                 for split in format.SPLITS:
                     twin.write(work.folder / split, split, getattr(sizes, split), generator, bar)
     return row.prepared
+
+
+def _local_source(row: Entry) -> str:
+    """Source hash of an embedded or generated set."""
+    if row.bags is not None:
+        digest = format.file_sha256(row.bags) if row.bags.is_file() else ""
+        return format.source_hash(bags=digest, version=bags.BAGS_VERSION)
+    assert row.twin is not None and row.expected is not None
+    settings, sizes = row.twin.model_dump(), row.expected.sizes()
+    return format.source_hash(twin=settings, sizes=sizes, version=twin.TWIN_VERSION)
 
 
 def is_current(folder: Path, source: str) -> bool:

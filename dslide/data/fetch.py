@@ -1,45 +1,30 @@
 """Brings a catalogue entry's archive to this machine, checks it, and says what to do by hand if it can't.
 
-gdown does the transfers (resumed, retried with growing pauses, length checked), for plain addresses too;
-what it lacks is here: resource keys, a replaceable address (DSLIDE_GDRIVE, for mirrors and tests), pages that
-come instead of archives, and the lock record: nobody publishes checksums of these archives, so the sha256 of
-the first download is kept in `lock.json` beside it and compared from then on.
+Nobody publishes checksums of most of these archives. So the sha256 of the first one that arrives is written
+to the set's own lock record, `lock.json` beside it, and compared from then on; a published one is in the
+catalogue.
 """
 
 import datetime
-import html
 import json
-import os
+import logging
 import re
 import shutil
-import sys
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
-import gdown
-from gdown.download import get_url_from_gdrive_confirmation
-from gdown.exceptions import DownloadError
-from requests.exceptions import RequestException
-
+from dslide.data import archive, download
+from dslide.data.archive import Unusable
 from dslide.data.catalogue import Entry, Source
+from dslide.data.download import page
 from dslide.data.format import file_sha256, locked
-from dslide.data.progress import progress
 from dslide.errors import UserError
 from dslide.files import write_atomic
 
-GDRIVE = "https://drive.usercontent.google.com"
-RETRIES = 5
-_TIMEOUT = 60.0  # seconds without a byte
-_PAGE = 1 << 20  # a Google Drive page is smaller, an archive isn't HTML
-
-
-class _Unusable(Exception):
-    """What a source gave isn't the archive; the next one may have it."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,29 +35,13 @@ class Archive:
     sha256: str
 
 
-def address(source: Source) -> str:
-    """Where the source's file is downloaded from."""
-    if source.url is not None:
-        return source.url
-    query = {"id": source.gdrive, "export": "download", "confirm": "t"}
-    if source.resource_key:
-        query["resourcekey"] = source.resource_key
-    return f"{os.environ.get('DSLIDE_GDRIVE', GDRIVE)}/download?{urlencode(query)}"
-
-
-def page(source: Source) -> str:
-    """The address that a person opens in a browser."""
-    if source.url is not None:
-        return source.url
-    key = f"?resourcekey={source.resource_key}" if source.resource_key else ""
-    return f"https://drive.google.com/file/d/{source.gdrive}/view{key}"
-
-
 def fetch(entry: Entry, given: Path | None = None) -> Archive:
-    """The entry's archive: the one that is there, else a copy of `given`, else a download from its sources.
+    """The entry's archive: the one that is there, else from `given`, else from the first source that has it.
 
-    UserError if the archive differs from the one recorded before, or if no source has it (the message then
-    says what to download by hand and where to put it).
+    `given` is a copy of the archive, or the inner files in any other packing: a folder, another kind of
+    archive, one of the files itself (the others are looked for beside it). UserError if the archive differs
+    from the one recorded before, if the disk is too small, or if no source has it (the message then says what
+    to download by hand and where to put it).
     """
     if entry.local:
         raise UserError(
@@ -80,50 +49,57 @@ def fetch(entry: Entry, given: Path | None = None) -> Archive:
         )
     with locked(entry.raw):
         if given is not None:
-            with _incoming(entry, "given") as part:
-                _copy(given, part)
-                return _accept(entry, part, str(given))
-        if entry.raw.is_file():
-            return _present(entry)
+            try:
+                return _take(entry, given)
+            except Unusable as error:
+                raise UserError(f"{given}: {error}") from None
+        present = present_archive(entry)
+        if present is not None:
+            return _present(entry, present)
+        _room_for(entry)
         failures = []
         for source in entry.sources:
             try:
-                with _incoming(entry, source.gdrive or str(source.url)) as part:
-                    _download(source, part)
-                    _check_zip(part)
-                    return _accept(entry, part, page(source))
-            except _Unusable as error:
+                return _take(entry, source.path) if source.path is not None else _download(entry, source)
+            except Unusable as error:
                 failures.append((source, str(error)))
-                _say(f"{entry.name}: {page(source)}: {error}")
+                log.warning("%s: %s: %s", entry.name, page(source), error)
         raise UserError(_by_hand(entry, failures))
 
 
-def read_lock(entry: Entry) -> dict[str, Any] | None:
-    """The record {archive, sha256, bytes, source, date} of the entry's archive, None if there is none."""
-    path = entry.raw.parent / "lock.json"
+def present_archive(entry: Entry) -> Path | None:
+    """The file that the entry's set is made from, if it is on this machine."""
+    return next((path for path in (entry.raw, entry.packed) if path.is_file()), None)
+
+
+def read_lock(entry: Entry, path: Path) -> dict[str, Any] | None:
+    """The record {sha256, bytes, source, date} of the archive at `path`, None if there is none."""
+    return _read_locks(entry).get(path.name)
+
+
+def _read_locks(entry: Entry) -> dict[str, dict[str, Any]]:
+    path = _lock_file(entry)
     try:
-        record = json.loads(path.read_text())
-        if record["sha256"] and record["archive"] == entry.archive:
-            return dict(record)
+        records = json.loads(path.read_text())
+        if all(record["sha256"] and record["date"] and record["source"] for record in records.values()):
+            return dict(records)
     except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, KeyError):
+        return {}
+    except (ValueError, TypeError, KeyError, AttributeError):
         pass
-    raise UserError(
-        f"{path}: not the lock record of {entry.archive}; delete it if the archive is to be trusted"
-    )
+    raise UserError(f"{path}: not a lock record; delete it if the archive beside it is to be trusted")
 
 
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+def _lock_file(entry: Entry) -> Path:
+    return entry.raw.parent / "lock.json"
 
 
 @contextmanager
-def _incoming(entry: Entry, origin: str) -> Iterator[Path]:
+def _incoming(entry: Entry, name: str, origin: str) -> Iterator[Path]:
     """The path of an incoming file; one folder an origin, so that none is resumed with another's bytes."""
     folder = entry.raw.parent / f".incoming-{re.sub(r'[^A-Za-z0-9_-]', '_', origin)[-60:]}"
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / entry.archive
+    part = folder / name
     part.unlink(missing_ok=True)
     yield part
     # not after errors: a partial file is resumed
@@ -131,151 +107,137 @@ def _incoming(entry: Entry, origin: str) -> Iterator[Path]:
         shutil.rmtree(leftover)
 
 
-def _copy(given: Path, part: Path) -> None:
-    try:
-        if given.is_dir():
-            raise UserError(
-                f"{given}: a folder; give the archive, or convert unpacked files with "
-                "`dslide data convert --train FILE --test FILE --name NAME`"
-            )
-        _check_zip(given)
-        shutil.copyfile(given, part)
-    except OSError as error:
-        raise UserError(f"{given}: {error.strerror}") from None
-    except _Unusable as error:
-        raise UserError(f"{given}: {error}") from None
-
-
-def _download(source: Source, part: Path) -> None:
-    url = address(source)
-    _say(f"downloading {url}")
-    _transfer(url, part)
-    text = _html(part)
-    if text is None:
-        return
-    part.unlink()
-    if source.gdrive is None:
-        raise _Unusable(f"an HTML page came instead of the archive{_title(text)}")
-    try:  # the page that warns that large files aren't scanned for viruses
-        # gdown looks at single lines, so the form has to be on one
-        confirmed = get_url_from_gdrive_confirmation(
-            " ".join(text.split()) if "download-form" in text else text
-        )
-    except DownloadError as error:
-        reason = html.unescape(re.sub("<[^>]*>", "", str(error)))
-        if "uc-error-subcaption" in text:  # most often: too many people have downloaded the file today
-            reason = f"Google Drive refuses: {reason} A quota is lifted within 24 hours."
-        else:
-            reason = f"an HTML page came instead of the archive{_title(text)}"
-        raise _Unusable(reason) from None
-    _transfer(confirmed, part)
-    text = _html(part)
-    if text is not None:
-        part.unlink()
-        raise _Unusable(f"an HTML page came instead of the archive, twice{_title(text)}")
-
-
-def _transfer(url: str, part: Path) -> None:
-    with progress() as bar, bar.task(part.name, 0) as advance:
-        before = 0
-
-        def show(done: int, total: int | None) -> None:
-            nonlocal before
-            advance(done - before, total or 0)
-            before = done
-
-        for attempt in range(2):
-            try:
-                gdown.download(
-                    url=url,
-                    output=str(part),
-                    quiet=True,
-                    use_cookies=False,
-                    resume=True,
-                    progress=show,
-                    timeout=_TIMEOUT,
-                    retries=RETRIES,
-                )
-                return
-            except (DownloadError, RequestException, OSError) as error:
-                stale = [p for p in part.parent.iterdir() if p.name.endswith(".part")]
-                if attempt == 0 and "byte range" in str(error) and stale:
-                    for leftover in stale:  # the file has changed, or its server doesn't resume: anew
-                        leftover.unlink()
-                    continue
-                raise _Unusable(str(error).split("\n")[0]) from None
-
-
-def _html(path: Path) -> str | None:
-    """The content if it is an HTML page."""
-    if path.stat().st_size > _PAGE:
-        return None
-    content = path.read_bytes()
-    return content.decode("utf8", "replace") if content.lstrip()[:1] == b"<" else None
-
-
-def _title(text: str) -> str:
-    found = re.search(r"<title[^>]*>([^<]*)</title>", text, re.IGNORECASE)
-    return f" (titled {html.unescape(found[1]).strip()!r})" if found else ""
-
-
-def _check_zip(path: Path) -> None:
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if magic != b"PK\x03\x04":
-        raise _Unusable(f"not a zip archive: it begins with {magic!r}")
-    if not zipfile.is_zipfile(path):
-        raise _Unusable("a zip archive without its end: cut while it was downloaded or copied")
-
-
-def _accept(entry: Entry, part: Path, origin: str) -> Archive:
-    digest = file_sha256(part)
-    _compare(entry, part, digest)
-    if read_lock(entry) is None:
-        _record(entry, digest, part.stat().st_size, origin)
-    part.replace(entry.raw)
-    return Archive(entry.raw, digest)
-
-
-def _present(entry: Entry) -> Archive:
-    digest = file_sha256(entry.raw)
-    _compare(entry, entry.raw, digest)
-    if read_lock(entry) is None:  # placed there by hand
+def _download(entry: Entry, source: Source) -> Archive:
+    with _incoming(entry, entry.archive, source.gdrive or str(source.url)) as part:
+        download.download(source, part, lambda size: require_room(entry, part.parent, size, "the archive"))
         try:
-            _check_zip(entry.raw)
-        except _Unusable as error:
-            raise UserError(f"{entry.raw}: {error}; delete it and fetch again") from None
-        _record(entry, digest, entry.raw.stat().st_size, "placed by hand")
-    return Archive(entry.raw, digest)
+            return _accept(entry, part, entry.raw, page(source))
+        except Unusable:
+            part.unlink(missing_ok=True)  # whole, but wrong: not to be resumed
+            raise
 
 
-def _record(entry: Entry, digest: str, size: int, origin: str) -> None:
-    record = {
-        "archive": entry.archive,
+def _take(entry: Entry, given: Path) -> Archive:
+    """Copies what a person has; as it is if it is the archive, else packed anew."""
+    try:
+        if given.is_dir() and (given / entry.archive).is_file():
+            given = given / entry.archive
+        if given.is_file() and archive.kind(given) == archive.expected_kind(entry.archive) != "":
+            require_room(entry, entry.raw.parent, given.stat().st_size, "the archive")
+            with _incoming(entry, entry.archive, "given") as part:
+                shutil.copyfile(given, part)
+                return _accept(entry, part, entry.raw, str(given))
+        found = _unpacked(entry, given)
+        size = sum({place: place.stat().st_size for _, place, _ in found}.values())
+        require_room(entry, entry.raw.parent, size, "the inner files")
+        with _incoming(entry, entry.packed.name, "given") as part:
+            archive.pack(part, found)
+            return _accept(entry, part, entry.packed, str(given))
+    except OSError as error:
+        raise Unusable(error.strerror or str(error)) from None
+
+
+def _unpacked(entry: Entry, given: Path) -> list[tuple[str, Path, str]]:
+    """Where each inner file is: (member, file or archive, name there)."""
+    if not given.exists():
+        raise Unusable("No such file or directory")
+    if given.is_file():
+        if archive.kind(given) in ("zip", "tar"):
+            return [(member, given, member) for member in entry.members]
+        if len(entry.members) == 1:
+            return [(entry.members[0], given, "")]
+    folder = given if given.is_dir() else given.parent
+    found = [(member, archive.find(folder, member)) for member in entry.members]
+    missing = [member for member, place in found if place is None]
+    if missing and given.is_file():
+        raise Unusable(f"neither {entry.archive} nor beside {', '.join(missing)}")
+    if missing:
+        raise Unusable(f"the folder has neither {entry.archive} nor {', '.join(missing)}")
+    return [(member, place, "") for member, place in found if place is not None]
+
+
+def _accept(entry: Entry, part: Path, target: Path, origin: str) -> Archive:
+    """Checks an archive that has arrived, records it, moves it to its place; Unusable if it isn't the one."""
+    archive.check(part, target.name, entry.members)
+    digest = file_sha256(part)
+    wrong = _mismatch(entry, target, digest)
+    if wrong is not None:
+        raise Unusable(wrong)
+    _record(entry, target, part, digest, origin)
+    part.replace(target)
+    return Archive(target, digest)
+
+
+def _present(entry: Entry, path: Path) -> Archive:
+    digest = file_sha256(path)
+    wrong = _mismatch(entry, path, digest)
+    if wrong is not None:
+        raise UserError(f"{path}: {wrong}")
+    if read_lock(entry, path) is None:  # placed there by hand
+        try:
+            archive.check(path, path.name, entry.members)
+        except Unusable as error:
+            raise UserError(f"{path}: {error}; delete it and fetch again") from None
+        _record(entry, path, path, digest, "placed by hand")
+    return Archive(path, digest)
+
+
+def _record(entry: Entry, target: Path, file: Path, digest: str, origin: str) -> None:
+    records = _read_locks(entry)
+    if target.name in records:
+        return
+    records[target.name] = {
         "sha256": digest,
-        "bytes": size,
+        "bytes": file.stat().st_size,
         "source": origin,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    write_atomic(entry.raw.parent / "lock.json", json.dumps(record, indent=2) + "\n")
+    write_atomic(_lock_file(entry), json.dumps(records, indent=2) + "\n")
 
 
-def _compare(entry: Entry, path: Path, digest: str) -> None:
-    record = read_lock(entry)
-    if record is not None and record["sha256"] != digest:
+def _mismatch(entry: Entry, target: Path, digest: str) -> str | None:
+    """What is wrong with an archive of this sha256, None if nothing is."""
+    if target == entry.raw and entry.sha256 not in (None, digest):
+        return f"sha256 {digest}, but the published archive has {entry.sha256}: damaged, or another version"
+    record = read_lock(entry, target)
+    if record is None or record["sha256"] == digest:
+        return None
+    return (
+        f"sha256 {digest}, but {record['sha256']} was recorded on {record['date']} from {record['source']}; "
+        f"if the new archive is to be trusted, delete {_lock_file(entry)} and {target}"
+    )
+
+
+def require_room(entry: Entry, folder: Path, size: int, what: str) -> None:
+    """UserError with the numbers unless the disk of `folder` has `size` bytes free."""
+    place = folder
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < size:
         raise UserError(
-            f"{path}: sha256 {digest}, but {record['sha256']} was recorded on {record['date']} from "
-            f"{record['source']}; if the new archive is to be trusted, delete "
-            f"{entry.raw.parent / 'lock.json'} and {entry.raw}"
+            f"{entry.name}: {what} needs about {size / 1e9:.2f} GB on the disk of {folder}, which has "
+            f"{free / 1e9:.2f} GB free; make room, or set DSLIDE_DATA to a folder on a larger disk"
         )
 
 
+def _room_for(entry: Entry) -> None:
+    """Room for the archive and the prepared set, as far as the catalogue tells, before a download begins."""
+    prepared = entry.expected.prepared_bytes() if entry.expected is not None else 0
+    archived = entry.archive_bytes or prepared // 2  # text is 13 bytes a feature, of which zip leaves a third
+    if archived + prepared:
+        what = f"the archive ({archived / 1e9:.2f} GB) with the prepared set ({prepared / 1e9:.2f} GB)"
+        require_room(entry, entry.raw.parent, archived + prepared, what)
+
+
 def _by_hand(entry: Entry, failures: list[tuple[Source, str]]) -> str:
-    lines = [f"{entry.name}: no source could be downloaded from."]
+    lines = [f"{entry.name}: no source has given the archive."]
     for source, reason in failures:
-        lines.append(f"  {source.note or 'source'}: {reason}")
-    lines.append("Open one of these addresses in a browser:")
-    lines += [f"  {page(source)}" for source in entry.sources]
-    lines.append(f"and save the file as\n  {entry.raw}\nor hand over a copy from elsewhere:")
+        lines.append(f"  {source.note or page(source)}: {reason}")
+    if entry.sources:
+        lines.append("Open one of these addresses in a browser:")
+        lines += [f"  {page(source)}" for source in entry.sources]
+    lines.append(f"and save the file {entry.archive} as\n  {entry.raw}")
+    lines.append("or hand over what you have (the archive, or a folder with the files in it):")
     lines.append(f"  dslide data fetch {entry.name} --from PATH")
     return "\n".join(lines)

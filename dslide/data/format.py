@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,19 +254,15 @@ def write_points(folder: Path, points: Points) -> None:
         write_array(folder / f"{name}.npy", np.asarray(getattr(points, name), dtype))
 
 
-class PointsPart(Protocol):
-    """Consecutive points: row lengths int64 [n], ids int32 and values float32 of all rows together."""
+@dataclass(frozen=True)
+class Part:
+    """Consecutive points: lengths int64 [n] of rows, ids int32 and values float32 of all rows together."""
 
-    @property
-    def x_lengths(self) -> NDArray[np.int64]: ...
-    @property
-    def x_indices(self) -> NDArray[np.int32]: ...
-    @property
-    def x_values(self) -> NDArray[np.float32]: ...
-    @property
-    def y_lengths(self) -> NDArray[np.int64]: ...
-    @property
-    def y_indices(self) -> NDArray[np.int32]: ...
+    x_lengths: NDArray[np.int64]
+    x_indices: NDArray[np.int32]
+    x_values: NDArray[np.float32]
+    y_lengths: NDArray[np.int64]
+    y_indices: NDArray[np.int32]
 
 
 class PointsWriter:
@@ -278,7 +274,7 @@ class PointsWriter:
         for axis in "xy":
             self._arrays[f"{axis}_indptr"].append(np.zeros(1, np.int64))
 
-    def append(self, part: PointsPart) -> None:
+    def append(self, part: Part) -> None:
         """Appends the points of `part`."""
         for axis in "xy":
             self._append_lengths(axis, getattr(part, f"{axis}_lengths"))

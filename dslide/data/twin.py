@@ -12,7 +12,6 @@ set of the same seed and sizes is the beginning of a larger one. Weights are who
 division by the row's length: no CPU rounds them differently.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ import pydantic
 from numpy.typing import NDArray
 
 from dslide.data import format
+from dslide.data.format import Part
 from dslide.data.progress import Progress
 
 # Part of the source hash: change it when the same settings give other points.
@@ -55,17 +55,6 @@ class Twin(pydantic.BaseModel, extra="forbid", frozen=True):
                 "topic_labels must be at least 2 labels_per_point - 1: a point's labels are one topic's"
             )
         return self
-
-
-@dataclass(frozen=True)
-class Part:
-    """Consecutive points: lengths int64 [n] of rows, ids int32 and values float32 of all rows together."""
-
-    x_lengths: NDArray[np.int64]
-    x_indices: NDArray[np.int32]
-    x_values: NDArray[np.float32]
-    y_lengths: NDArray[np.int64]
-    y_indices: NDArray[np.int32]
 
 
 class Generator:
