@@ -41,36 +41,78 @@ class NetworkConfig(Strict):
 class LshConfig(Strict):
     """Hash tables over the output neurons, queried with a point's hidden activation."""
 
-    family: Literal["simhash", "dwta"] = "simhash"
-    K: int = Field(default=9, ge=1, le=30, description="codes a table")
-    L: int = Field(default=50, ge=1, description="tables")
-    bucket_cap: int = Field(default=128, ge=1, description="ids a bucket holds, the oldest leave first")
-    min_active: int = Field(default=1500, ge=0, description="a point with fewer active neurons is topped up")
-    top_up: int = Field(default=1000, ge=0, description="... to this many, at random")
+    family: Literal["simhash", "dwta", "wta", "doph"] = Field(
+        default="simhash",
+        description="signs of random projections; winner-take-all, densified or not; min-hash of the largest "
+        "quarter of the coordinates",
+    )
+    K: int = Field(default=9, ge=1, le=24, description="codes a table, of one bit (simhash) or three")
+    L: int = Field(default=50, ge=1, le=4096, description="tables")
+    projections: Literal["sparse", "dense"] = Field(
+        default="sparse", description="simhash's: +-1 on a third of the coordinates, or normal on all"
+    )
+    zeros: Literal["missing", "values"] = Field(
+        default="missing", description="dwta, wta: whether a zero may win, as in the published code's query"
+    )
     packing: Literal["exact", "published"] = Field(
         default="exact",
-        description="published: 2 bits for each of DWTA's 8 positions, as the published code packs them",
+        description="published: 2 bits for each of 8 positions (dwta, wta), as the published code packs them",
     )
+    bucket_cap: int = Field(default=128, ge=1, description="ids that a bucket holds")
+    bucket_policy: Literal["fifo", "reservoir"] = Field(
+        default="fifo", description="of a full bucket: the oldest leave, or a uniform sample stays"
+    )
+    selection: Literal["union", "vanilla", "top-k", "threshold"] = Field(
+        default="union",
+        description="of the ids in a point's L buckets: all; those of random tables until there are beta; "
+        "the beta with the most hits; those with min_hits hits",
+    )
+    beta: int = Field(
+        default=1000, ge=1, description="ids that vanilla and top-k take, own labels not counted"
+    )
+    min_hits: int = Field(default=2, ge=1, description="buckets that threshold wants an id to be in")
+    min_active: int = Field(default=1500, ge=0, description="a point with fewer active neurons is topped up")
+    top_up: int = Field(default=1000, ge=0, description="... to this many, at random")
     rebuild_points: int = Field(
-        default=6400, ge=1, description="training points between rebuilds of the tables"
+        default=6400, ge=1, description="training points before the first rebuild of the tables"
+    )
+    rebuild_growth: float = Field(
+        default=1.0, ge=1, description="every gap between rebuilds is this many times the one before"
     )
     new_functions_points: int = Field(
         default=128_000, ge=1, description="training points between new hash functions"
     )
 
+    @model_validator(mode="after")
+    def _combinations(self) -> "LshConfig":
+        if self.K > 8 and self.family != "simhash":
+            raise ValueError(f"K may be at most 8 with family {self.family} (2^24 buckets a table)")
+        return self
+
 
 class SamplerConfig(Strict):
-    """Which output neurons a point touches."""
+    """Which output neurons a point touches: its own labels, and what `kind` and the extras add.
 
-    kind: Literal["in-batch", "uniform", "lsh", "full"] = Field(
+    in-batch, uniform and log-uniform are one set for all points of a batch, to which any extras may be added;
+    lsh gives each point a set of its own.
+    """
+
+    kind: Literal["in-batch", "uniform", "log-uniform", "lsh", "full"] = Field(
         default="in-batch",
-        description="in-batch: labels of the whole batch; uniform: own labels and uniform_extras draws",
+        description="in-batch: labels of the whole batch; uniform, log-uniform: own labels and extras alone",
     )
-    uniform_extras: int = Field(
-        default=0, ge=0, description="uniform draws a batch added to in-batch or uniform"
+    uniform_extras: int = Field(default=0, ge=0, description="uniform draws a batch")
+    log_uniform_extras: int = Field(
+        default=0, ge=0, description="log-uniform draws a batch over labels ranked by frequency"
+    )
+    lsh_extras: int = Field(
+        default=0,
+        ge=0,
+        description="a point's ids with the most hits in the hash tables, shared by all points",
     )
     log_q: bool = Field(
-        default=True, description="subtract the log of the inclusion probability from sampled logits"
+        default=True,
+        description="subtract the log of the inclusion probability from sampled logits (lsh's isn't known)",
     )
     lsh: LshConfig = LshConfig()
 
@@ -130,8 +172,20 @@ class TrainConfig(Strict):
 
     @model_validator(mode="after")
     def _combinations(self) -> "TrainConfig":
-        if self.sampler.kind == "uniform" and self.sampler.uniform_extras == 0:
-            raise ValueError("sampler.kind uniform needs sampler.uniform_extras > 0")
+        sampler = self.sampler
+        extras = {
+            "uniform_extras": sampler.uniform_extras,
+            "log_uniform_extras": sampler.log_uniform_extras,
+            "lsh_extras": sampler.lsh_extras,
+        }
+        if sampler.kind in ("uniform", "log-uniform"):
+            needed = sampler.kind.replace("-", "_") + "_extras"
+            if extras[needed] == 0:
+                raise ValueError(f"sampler.kind {sampler.kind} needs sampler.{needed} > 0")
+        if sampler.kind in ("lsh", "full"):
+            for name, number in extras.items():
+                if number > 0:
+                    raise ValueError(f"sampler.{name} can't be added to sampler.kind {sampler.kind}")
         return self
 
     def evaluation_epochs(self) -> list[float]:

@@ -60,13 +60,14 @@ class Shape:
             2 * weights if config.optimizer.kind == "adam" else self.features * (h // STATE_BLOCK + 1) + own
         )
         batch, sampler = config.batch_size, config.sampler
-        per_batch = batch * max(1, label_nnz) + sampler.uniform_extras
+        extras = sampler.uniform_extras + sampler.log_uniform_extras + batch * sampler.lsh_extras
+        per_batch = batch * max(1, label_nnz) + extras
         active = own if sampler.kind in ("full", "lsh") else min(own, per_batch)
         pairs = (
             active * batch if sampler.kind != "lsh" else min(active, 4 * sampler.lsh.min_active + 64) * batch
         )
         buffers = 2 * active * self.hidden + 2 * pairs + 8 * batch * self.hidden
-        tables = sampler.lsh.L * own * 2 if sampler.kind == "lsh" else 0
+        tables = sampler.lsh.L * own * 2 if sampler.kind == "lsh" or sampler.lsh_extras else 0
         if config.network.output_init == "class-mean":
             buffers += own * self.hidden // 4
         return 4 * (weights + state + buffers + tables)

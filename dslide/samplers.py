@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dslide import _core
-from dslide.config import SamplerConfig
+from dslide.config import LshConfig, SamplerConfig
 
 
 class Sampler(Protocol):
@@ -34,48 +34,71 @@ class FixedSampler:
         """Nothing to bring up to date."""
 
 
-class LshTables:
-    """Hash tables over the shard's output neurons.
+class TableSampler:
+    """A sampler with hash tables over the shard's output neurons.
 
-    They are rebuilt every `rebuild_points` points and get new hash functions every `new_functions_points`, as
-    in the published code, which counts points, not seconds. Caps and top-up hold per shard, so the active
+    The first rebuild comes after `rebuild_points` points and every gap is `rebuild_growth` times the one
+    before: 1 as in the published code, above 1 the paper's exponential schedule (Chen et al. 2020; growth is
+    its e^lambda). The schedule counts points, not seconds. A rebuild draws new hash functions if
+    `new_functions_points` more points have been seen. Caps, counts and top-up hold per shard, so the active
     sets depend on the number of ranks. Tables lag behind the weights; a checkpoint therefore rebuilds them,
     in the run that goes on as in the one that resumes, so that both have the same.
     """
 
-    def __init__(self, output: Any, config: SamplerConfig, seed: int) -> None:
-        lsh = config.lsh
-        self._rebuild_points, self._new_points = lsh.rebuild_points, lsh.new_functions_points
-        self._seed = seed
-        self._build, self._functions = -1, 0
-        self.core = _core.LshSampler(
-            output,
-            family=lsh.family,
-            k=lsh.K,
-            l=lsh.L,
-            bucket_cap=lsh.bucket_cap,
-            min_active=lsh.min_active,
-            top_up=lsh.top_up,
-            packing=lsh.packing,
-            seed=self._key(0),
-        )
-
-    def _key(self, generation: int) -> int:
-        return int(np.random.SeedSequence([self._seed, generation]).generate_state(1, np.uint64)[0] >> 1)
+    def __init__(self, core: Any, tables: Any, lsh: LshConfig, seed: int) -> None:
+        self.core, self._tables, self._lsh, self._seed = core, tables, lsh, seed
+        self._rebuilds, self._functions = -1, 0
 
     def prepare(self, samples: int) -> None:
         """Rebuilds when the schedule says so."""
-        if samples // self._rebuild_points != self._build:
+        if rebuilds_due(samples, self._lsh.rebuild_points, self._lsh.rebuild_growth) != self._rebuilds:
             self.refresh(samples)
 
     def refresh(self, samples: int) -> None:
         """Rebuilds from the weights as they are."""
-        functions = samples // self._new_points
+        functions = samples // self._lsh.new_functions_points
         if functions != self._functions:
-            self.core.new_functions(self._key(functions))
+            self._tables.new_functions(functions_key(self._seed, functions))
             self._functions = functions
-        self.core.rebuild()
-        self._build = samples // self._rebuild_points
+        self._tables.rebuild(draw=samples)
+        self._rebuilds = rebuilds_due(samples, self._lsh.rebuild_points, self._lsh.rebuild_growth)
+
+
+def rebuilds_due(samples: int, first: int, growth: float) -> int:
+    """Rebuilds after `samples` points: the n-th is due at first * (1 + growth + ... + growth^(n - 1))."""
+    if growth == 1:
+        return samples // first
+    due, gap, at = 0, float(first), float(first)
+    while at <= samples:
+        due, gap = due + 1, gap * growth
+        at += gap
+    return due
+
+
+def functions_key(seed: int, generation: int) -> int:
+    """The seed of a generation of hash functions."""
+    return int(np.random.SeedSequence([seed, generation]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def make_tables(output: Any, lsh: LshConfig, seed: int, *, shared_top: int = 0) -> Any:
+    """The core's tables; with `shared_top` a point's answer is its `shared_top` ids with the most hits."""
+    return _core.LshSampler(
+        output,
+        family=lsh.family,
+        k=lsh.K,
+        l=lsh.L,
+        projections=lsh.projections,
+        zeros=lsh.zeros,
+        packing=lsh.packing,
+        bucket_policy=lsh.bucket_policy,
+        bucket_cap=lsh.bucket_cap,
+        selection="top-k" if shared_top else lsh.selection,
+        beta=shared_top or lsh.beta,
+        min_hits=lsh.min_hits,
+        min_active=lsh.min_active,
+        top_up=lsh.top_up,
+        seed=functions_key(seed, 0),
+    )
 
 
 def make_sampler(
@@ -101,19 +124,24 @@ def make_sampler(
     if config.kind == "full":
         return FixedSampler(_core.FullSampler(*labels))
     if config.kind == "lsh":
-        return LshTables(output, config, seed)
-    return FixedSampler(
-        _core.InBatchSampler(
-            *labels,
-            counts,
-            num_points=num_points,
-            batch_size=batch_size,
-            extras=config.uniform_extras,
-            log_q=config.log_q,
-            own_only=config.kind == "uniform",
-            seed=seed,
-        )
+        tables = make_tables(output, config.lsh, seed)
+        return TableSampler(tables, tables, config.lsh, seed)
+    tables = None
+    if config.lsh_extras:
+        tables = make_tables(output, config.lsh, seed, shared_top=config.lsh_extras)
+    shared = _core.InBatchSampler(
+        *labels,
+        counts,
+        num_points=num_points,
+        batch_size=batch_size,
+        extras=config.uniform_extras,
+        log_uniform=config.log_uniform_extras,
+        log_q=config.log_q,
+        own_only=config.kind != "in-batch",
+        seed=seed,
+        proposer=tables,
     )
+    return FixedSampler(shared) if tables is None else TableSampler(shared, tables, config.lsh, seed)
 
 
 def label_counts(y_indices: NDArray[np.int32], num_labels: int) -> NDArray[np.int64]:

@@ -18,12 +18,17 @@ from dslide.trainer import Trainer, train
 
 SMALL_LSH = {"kind": "lsh", "lsh": {"K": 3, "L": 6, "min_active": 12, "top_up": 9, "bucket_cap": 4,
              "rebuild_points": 100, "new_functions_points": 250}}  # fmt: skip
+# One shared set of all that can be in one, its tables with a growing schedule and reservoirs.
+EVERYTHING = {"uniform_extras": 5, "log_uniform_extras": 5, "lsh_extras": 3,
+              "lsh": {**SMALL_LSH["lsh"], "bucket_policy": "reservoir", "rebuild_growth": 1.5}}  # fmt: skip
 
 
 def settings(preset="default", **overrides):
     base = {"batch_size": 32, "epochs": 2, "threads": 2, "eval_epochs": [1], "network": {"hidden": 24}}
     if preset == "slide":
         base["sampler"] = SMALL_LSH
+    if preset == "everything":
+        preset, base["sampler"] = "default", EVERYTHING
     return build_config(preset, None, {**base, **overrides})
 
 
@@ -36,7 +41,7 @@ def model_bytes(out):
     return {f.relative_to(out): f.read_bytes() for f in sorted((out / "model").rglob("*")) if f.is_file()}
 
 
-@pytest.mark.parametrize("preset", ["default", "slide"])
+@pytest.mark.parametrize("preset", ["default", "slide", "everything"])
 def test_the_model_is_the_same_for_any_number_of_threads(preset, tmp_path):
     dataset, models = make_dataset(), []
     for threads in (1, 2, 3):
@@ -49,7 +54,7 @@ def test_the_model_is_the_same_for_any_number_of_threads(preset, tmp_path):
     assert model_bytes(other) != models[0]
 
 
-@pytest.mark.parametrize("preset", ["default", "slide"])
+@pytest.mark.parametrize("preset", ["default", "slide", "everything"])
 def test_a_resumed_run_equals_the_uninterrupted_one(preset, tmp_path):
     dataset = make_dataset()
     config = settings(preset, checkpoint_every=4, epochs=3, eval_epochs=[1, 2])
@@ -117,7 +122,7 @@ def test_probabilities_are_the_softmax_over_all_labels(tmp_path):
     np.testing.assert_allclose(np.exp(scores - lse[:, None]).sum(axis=1), 1, rtol=1e-4)
 
 
-@pytest.mark.parametrize("preset", ["default", "slide"])
+@pytest.mark.parametrize("preset", ["default", "slide", "everything"])
 @pytest.mark.parametrize(
     "shape",
     [

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -225,48 +226,134 @@ void bind_layers(py::module_& m) {
       }, py::arg("h").noconvert(), py::arg("k"), py::arg("ids").noconvert(), py::arg("scores").noconvert());
 }
 
+template <class T>
+Array<T> copied(const std::vector<T>& values) {
+  return Array<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+// What a sampler selects, for tests and statistics.
+py::dict selected(Sampler& sampler, const Batch& batch, const Array<float>& h) {
+  if (h.ndim() != 2) throw py::value_error("h must be a matrix");
+  want(h, {static_cast<py::ssize_t>(batch.size()), h.shape(1)}, "h");
+  ActiveSet active;
+  {
+    const float* from = h.data();
+    py::gil_scoped_release release;
+    sampler.select(batch, from, active);
+    if (active.all) {
+      active.rows.resize(active.row_count);
+      std::iota(active.rows.begin(), active.rows.end(), 0);
+    }
+  }
+  std::vector<std::int32_t> positions, points;
+  for (const ActiveSet::Own& own : active.own) {
+    positions.push_back(own.position);
+    points.push_back(own.point);
+  }
+  py::dict found;
+  found["shared"] = active.shared;
+  found["rows"] = copied(active.rows);
+  found["log_q"] = copied(active.log_q);
+  found["own_only"] = copied(active.own_only);
+  found["own_positions"] = copied(positions);
+  found["own_points"] = copied(points);
+  found["pair_indptr"] = copied(active.pair_indptr);
+  found["pair_points"] = copied(active.pair_points);
+  return found;
+}
+
+LshSampler::Selection selection_from_name(const std::string& name) {
+  if (name == "union") return LshSampler::Selection::kUnion;
+  if (name == "vanilla") return LshSampler::Selection::kVanilla;
+  if (name == "top-k") return LshSampler::Selection::kTopK;
+  if (name == "threshold") return LshSampler::Selection::kThreshold;
+  throw py::value_error("unknown selection '" + name + "'; choose union, vanilla, top-k or threshold");
+}
+
+// True for `yes`, false for `no`.
+bool one_of(const std::string& value, const char* what, const char* no, const char* yes) {
+  if (value != no && value != yes)
+    throw py::value_error(std::string("unknown ") + what + " '" + value + "'; choose " + no + " or " + yes);
+  return value == yes;
+}
+
+HashConfig hash_config(const std::string& family, int k, int l, const std::string& projections, const std::string& zeros,
+                       const std::string& packing) {
+  HashConfig config;
+  config.family = hash_family_from_name(family);
+  config.k = k;
+  config.l = l;
+  config.dense_projections = one_of(projections, "projections", "sparse", "dense");
+  config.zeros_are_values = one_of(zeros, "zeros", "missing", "values");
+  config.published_packing = one_of(packing, "packing", "exact", "published");
+  return config;
+}
+
 void bind_samplers(py::module_& m) {
-  py::class_<Sampler>(m, "Sampler");
+  m.def("hash_codes", [](Pool& pool, const Array<float>& x, std::uint64_t seed, const std::string& family, int k, int l,
+                         const std::string& projections, const std::string& zeros, const std::string& packing) {
+    if (x.ndim() != 2) throw py::value_error("x must be a matrix");
+    const auto hash = make_hash_family(x.shape(1), hash_config(family, k, l, projections, zeros, packing), seed);
+    Array<std::uint32_t> codes({static_cast<py::ssize_t>(l), x.shape(0)});
+    const float* from = x.data();
+    std::uint32_t* to = codes.mutable_data();
+    const auto count = static_cast<std::size_t>(x.shape(0));
+    py::gil_scoped_release release;
+    hash->hash(pool, from, count, to, count);
+    return codes;
+  }, py::arg("pool"), py::arg("x").noconvert(), py::arg("seed"), py::kw_only(), py::arg("family"), py::arg("k"), py::arg("l"),
+     py::arg("projections") = "sparse", py::arg("zeros") = "missing", py::arg("packing") = "exact",
+     "Buckets uint32 [l, n] of the rows of x float32 [n, dim].");
+  py::class_<Sampler>(m, "Sampler")
+      .def("select", &selected, py::arg("batch"), py::arg("h").noconvert(),
+           "What a batch with hidden activations h float32 [size, hidden] makes active, as a dictionary of the arrays of "
+           "active_set.hpp; rows are local to the shard.");
   py::class_<FullSampler, Sampler>(m, "FullSampler")
       .def(py::init([](std::int64_t total, std::int64_t begin, std::int64_t end) {
         return std::make_unique<FullSampler>(Shard{total, begin, end});
       }), py::arg("labels_total"), py::arg("label_begin"), py::arg("label_end"));
-  py::class_<InBatchSampler, Sampler>(m, "InBatchSampler")
-      .def(py::init([](std::int64_t total, std::int64_t begin, std::int64_t end, const Array<std::int64_t>& counts,
-                       std::int64_t num_points, std::int64_t batch_size, std::int64_t extras, bool log_q, bool own_only,
-                       std::uint64_t seed) {
-        want(counts, {total}, "counts");
-        InBatchSampler::Config config;
-        config.num_points = num_points;
-        config.batch_size = batch_size;
-        config.extras = extras;
-        config.log_q = log_q;
-        config.own_only = own_only;
-        config.seed = seed;
-        return std::make_unique<InBatchSampler>(Shard{total, begin, end}, config, counts.data());
-      }), py::arg("labels_total"), py::arg("label_begin"), py::arg("label_end"), py::arg("counts").noconvert(), py::kw_only(),
-          py::arg("num_points"), py::arg("batch_size"), py::arg("extras") = 0, py::arg("log_q") = true,
-          py::arg("own_only") = false, py::arg("seed") = 0);
   py::class_<LshSampler, Sampler>(m, "LshSampler")
-      .def(py::init([](OutputLayer& layer, const std::string& family, int k, int l, std::int64_t bucket_cap,
-                       std::int64_t min_active, std::int64_t top_up, const std::string& packing, std::uint64_t seed) {
+      .def(py::init([](OutputLayer& layer, const std::string& family, int k, int l, const std::string& projections,
+                       const std::string& zeros, const std::string& packing, const std::string& bucket_policy,
+                       std::int64_t bucket_cap, const std::string& selection, std::int64_t beta, std::int64_t min_hits,
+                       std::int64_t min_active, std::int64_t top_up, std::uint64_t seed) {
         LshSampler::Config config;
-        if (family != "simhash" && family != "dwta") throw py::value_error("unknown hash family '" + family + "'; choose simhash or dwta");
-        if (packing != "exact" && packing != "published") throw py::value_error("unknown packing '" + packing + "'; choose exact or published");
-        config.dwta = family == "dwta";
-        config.published_packing = packing == "published";
-        config.k = k;
-        config.l = l;
+        config.hash = hash_config(family, k, l, projections, zeros, packing);
+        config.policy = one_of(bucket_policy, "bucket policy", "fifo", "reservoir") ? HashTables::Policy::kReservoir
+                                                                                   : HashTables::Policy::kFifo;
         config.bucket_cap = bucket_cap;
+        config.selection = selection_from_name(selection);
+        config.beta = beta;
+        config.min_hits = min_hits;
         config.min_active = min_active;
         config.top_up = top_up;
         config.seed = seed;
         return std::make_unique<LshSampler>(layer, config);
       }), py::arg("layer"), py::kw_only(), py::arg("family") = "simhash", py::arg("k") = 9, py::arg("l") = 50,
-          py::arg("bucket_cap") = 128, py::arg("min_active") = 0, py::arg("top_up") = 0, py::arg("packing") = "exact",
+          py::arg("projections") = "sparse", py::arg("zeros") = "missing", py::arg("packing") = "exact",
+          py::arg("bucket_policy") = "fifo", py::arg("bucket_cap") = 128, py::arg("selection") = "union",
+          py::arg("beta") = 1000, py::arg("min_hits") = 2, py::arg("min_active") = 0, py::arg("top_up") = 0,
           py::arg("seed") = 0, py::keep_alive<1, 2>())
-      .def("rebuild", &LshSampler::rebuild, NoGil())
+      .def("rebuild", &LshSampler::rebuild, py::arg("draw") = 0, NoGil(), "`draw` keys the reservoir's draws.")
       .def("new_functions", &LshSampler::new_functions, py::arg("seed"), NoGil());
+  py::class_<InBatchSampler, Sampler>(m, "InBatchSampler")
+      .def(py::init([](std::int64_t total, std::int64_t begin, std::int64_t end, const Array<std::int64_t>& counts,
+                       std::int64_t num_points, std::int64_t batch_size, std::int64_t extras, std::int64_t log_uniform,
+                       bool log_q, bool own_only, std::uint64_t seed, LshSampler* proposer) {
+        want(counts, {total}, "counts");
+        InBatchSampler::Config config;
+        config.num_points = num_points;
+        config.batch_size = batch_size;
+        config.extras = extras;
+        config.log_uniform = log_uniform;
+        config.log_q = log_q;
+        config.own_only = own_only;
+        config.seed = seed;
+        return std::make_unique<InBatchSampler>(Shard{total, begin, end}, config, counts.data(), proposer);
+      }), py::arg("labels_total"), py::arg("label_begin"), py::arg("label_end"), py::arg("counts").noconvert(), py::kw_only(),
+          py::arg("num_points"), py::arg("batch_size"), py::arg("extras") = 0, py::arg("log_uniform") = 0,
+          py::arg("log_q") = true, py::arg("own_only") = false, py::arg("seed") = 0, py::arg("proposer") = nullptr,
+          py::keep_alive<1, 13>());
 }
 
 void bind_wire(py::module_& m) {

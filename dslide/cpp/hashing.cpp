@@ -1,6 +1,7 @@
 #include "hashing.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 
@@ -18,22 +19,12 @@ void check(std::int64_t dim, int k, int l, int bits_a_code) {
 
 class SimHash : public HashFamily {
  public:
-  SimHash(std::int64_t dim, int k, int l, std::uint64_t seed) : dim_(dim), k_(k), l_(l) {
-    check(dim, k, l, 1);
-    const std::int64_t n = std::int64_t{k} * l;
-    const Philox random(seed, Purpose::kHashFunctions);
+  SimHash(std::int64_t dim, const HashConfig& config, std::uint64_t seed) : dim_(dim), k_(config.k), l_(config.l) {
+    check(dim, k_, l_, 1);
+    const std::int64_t n = std::int64_t{k_} * l_;
     std::vector<float> projections(static_cast<std::size_t>(dim * n), 0.0f);  // [n, dim]
-    const auto take = static_cast<std::size_t>(std::max<std::int64_t>(1, (dim + 2) / 3));
-    std::vector<std::int32_t> order(static_cast<std::size_t>(dim));
-    for (std::int64_t j = 0; j < n; ++j) {
-      std::iota(order.begin(), order.end(), 0);
-      for (std::size_t i = 0; i < take; ++i) {  // the first steps of a Fisher-Yates shuffle
-        const auto words = random(static_cast<std::uint64_t>(j), i);
-        const std::size_t other = i + Philox::below(words[0], static_cast<std::uint32_t>(order.size() - i));
-        std::swap(order[i], order[other]);
-        projections[static_cast<std::size_t>(j * dim + order[i])] = (words[1] & 1u) ? 1.0f : -1.0f;
-      }
-    }
+    if (config.dense_projections) dense(n, seed, projections);
+    else sparse(n, seed, projections);
     packed_.resize(dim, n);
     packed_.pack_transposed(0, n, projections.data(), dim);
   }
@@ -63,54 +54,99 @@ class SimHash : public HashFamily {
   int tables() const override { return l_; }
 
  private:
+  void dense(std::int64_t n, std::uint64_t seed, std::vector<float>& projections) const {
+    const Philox random(seed, Purpose::kHashFunctions);
+    const std::int64_t four = (dim_ + 3) / 4;  // the kernel draws four numbers at a time
+    std::vector<float> row(static_cast<std::size_t>(4 * four));
+    for (std::int64_t j = 0; j < n; ++j) {
+      kernels().normals(random.key(), static_cast<std::uint64_t>(j), 0, 1, static_cast<std::ptrdiff_t>(four), 1.0f, row.data());
+      std::copy_n(row.data(), dim_, projections.data() + j * dim_);
+    }
+  }
+  void sparse(std::int64_t n, std::uint64_t seed, std::vector<float>& projections) const {
+    const Philox random(seed, Purpose::kHashFunctions);
+    const auto take = static_cast<std::size_t>(std::max<std::int64_t>(1, (dim_ + 2) / 3));
+    std::vector<std::int32_t> order(static_cast<std::size_t>(dim_));
+    for (std::int64_t j = 0; j < n; ++j) {
+      std::iota(order.begin(), order.end(), 0);
+      for (std::size_t i = 0; i < take; ++i) {  // the first steps of a Fisher-Yates shuffle
+        const auto words = random(static_cast<std::uint64_t>(j), i);
+        const std::size_t other = i + Philox::below(words[0], static_cast<std::uint32_t>(order.size() - i));
+        std::swap(order[i], order[other]);
+        projections[static_cast<std::size_t>(j * dim_ + order[i])] = (words[1] & 1u) ? 1.0f : -1.0f;
+      }
+    }
+  }
+
   std::int64_t dim_;
   int k_, l_;
   PackedMatrix packed_;  // [dim, K L]
 };
 
-class Dwta : public HashFamily {
- public:
-  static constexpr int kBin = 8, kCodeBits = 3;
+constexpr int kBin = 8, kCodeBits = 3;
 
-  Dwta(std::int64_t dim, int k, int l, std::uint64_t seed, bool published)
-      : dim_(dim), k_(k), l_(l), published_(published), random_(seed, Purpose::kHashFunctions) {
-    check(dim, k, l, kCodeBits);
-    const std::size_t bins = static_cast<std::size_t>(k) * static_cast<std::size_t>(l);
-    positions_.reserve(bins * kBin);
-    std::vector<std::int32_t> order(static_cast<std::size_t>(dim));
-    for (std::uint64_t permutation = 0; positions_.size() < bins * kBin; ++permutation) {
-      std::iota(order.begin(), order.end(), 0);
-      for (std::size_t i = 0; i + 1 < order.size(); ++i) {
-        const auto words = random_(permutation, i);
-        std::swap(order[i], order[i + Philox::below(words[0], static_cast<std::uint32_t>(order.size() - i))]);
-      }
-      for (std::size_t i = 0; i < order.size() && positions_.size() < bins * kBin; ++i) positions_.push_back(order[i]);
+// Bins of 8 coordinates [bins, 8]: permutations one after another, each cut into bins; or, with `independent`, the first
+// 8 of a permutation for every bin.
+std::vector<std::int32_t> draw_bins(std::int64_t dim, std::size_t bins, bool independent, std::uint64_t seed) {
+  const Philox random(seed, Purpose::kHashFunctions);
+  const auto width = static_cast<std::size_t>(dim);
+  std::vector<std::int32_t> positions, order(width);
+  positions.reserve(bins * kBin);
+  for (std::uint64_t permutation = 0; positions.size() < bins * kBin; ++permutation) {
+    std::iota(order.begin(), order.end(), 0);
+    for (std::size_t i = 0; i + 1 < width; ++i) {
+      const auto words = random(permutation, i);
+      std::swap(order[i], order[i + Philox::below(words[0], static_cast<std::uint32_t>(width - i))]);
     }
+    const std::size_t take = independent ? std::min<std::size_t>(kBin - positions.size() % kBin, width) : width;
+    for (std::size_t i = 0; i < take && positions.size() < bins * kBin; ++i) positions.push_back(order[i]);
+  }
+  return positions;
+}
+
+// Densification: a universal hash of (bin, attempt) names the next bin to ask. Returns a bin with a code that is not
+// negative, or -1 if a hundred attempts find none.
+std::ptrdiff_t bin_to_borrow(const std::vector<std::int8_t>& code, std::size_t bin) {
+  for (std::uint32_t attempt = 1; attempt <= 100; ++attempt) {
+    const std::uint32_t mixed = (static_cast<std::uint32_t>(bin) * 100u + attempt) * 2654435761u;
+    const auto other = Philox::below(mixed, static_cast<std::uint32_t>(code.size()));
+    if (code[other] >= 0) return other;
+  }
+  return -1;
+}
+
+class WinnerTakeAll : public HashFamily {
+ public:
+  WinnerTakeAll(std::int64_t dim, const HashConfig& config, std::uint64_t seed)
+      : dim_(dim), config_(config), densified_(config.family == HashConfig::Family::kDwta) {
+    check(dim, config.k, config.l, kCodeBits);
+    const auto bins = static_cast<std::size_t>(config.k) * static_cast<std::size_t>(config.l);
+    positions_ = draw_bins(dim, bins, !densified_, seed);
   }
 
   void hash(Pool& pool, const float* x, std::size_t count, std::uint32_t* codes, std::size_t stride) const override {
-    const int bins = k_ * l_;
+    const int k = config_.k, l = config_.l, bins = k * l;
     pool.ranges(count, 1, [&](std::size_t begin, std::size_t end) {
       std::vector<std::int8_t> code(static_cast<std::size_t>(bins));
       for (std::size_t i = begin; i < end; ++i) {
         const float* v = x + static_cast<std::int64_t>(i) * dim_;
         for (int b = 0; b < bins; ++b) code[static_cast<std::size_t>(b)] = winner(v, b);
-        for (int t = 0; t < l_; ++t) {
+        for (int t = 0; t < l; ++t) {
           std::uint32_t index = 0;
-          for (int j = 0; j < k_; ++j) {
-            const int b = t * k_ + j;
+          for (int j = 0; j < k; ++j) {
+            const int b = t * k + j;
             std::int8_t c = code[static_cast<std::size_t>(b)];
             if (c < 0) c = borrow(code, b);
-            index = published_ ? (index << 2) + static_cast<std::uint32_t>(c)
-                               : (index << kCodeBits) | static_cast<std::uint32_t>(c);
+            index = config_.published_packing ? (index << 2) + static_cast<std::uint32_t>(c)
+                                              : (index << kCodeBits) | static_cast<std::uint32_t>(c);
           }
           codes[static_cast<std::size_t>(t) * stride + i] = index;
         }
       }
     });
   }
-  std::uint32_t buckets() const override { return 1u << (kCodeBits * k_); }
-  int tables() const override { return l_; }
+  std::uint32_t buckets() const override { return 1u << (kCodeBits * config_.k); }
+  int tables() const override { return config_.l; }
 
  private:
   std::int8_t winner(const float* v, int bin) const {
@@ -119,38 +155,107 @@ class Dwta : public HashFamily {
     float top = 0.0f;
     for (int i = 0; i < kBin; ++i) {
       const float value = v[at[i]];
-      if (value != 0.0f && (best < 0 || value > top)) {
+      if ((value != 0.0f || config_.zeros_are_values) && (best < 0 || value > top)) {
         best = static_cast<std::int8_t>(i);
         top = value;
       }
     }
     return best;
   }
-  // Densification: a universal hash of (bin, attempt) names the next bin to ask.
   std::int8_t borrow(const std::vector<std::int8_t>& code, int bin) const {
-    for (std::uint32_t attempt = 1; attempt <= 100; ++attempt) {
-      const std::uint32_t mixed = (static_cast<std::uint32_t>(bin) * 100u + attempt) * 2654435761u;
-      const std::int8_t c = code[Philox::below(mixed, static_cast<std::uint32_t>(code.size()))];
-      if (c >= 0) return c;
-    }
-    return 0;
+    if (!densified_) return 0;
+    const std::ptrdiff_t other = bin_to_borrow(code, static_cast<std::size_t>(bin));
+    return other < 0 ? std::int8_t{0} : code[static_cast<std::size_t>(other)];
+  }
+
+  std::int64_t dim_;
+  HashConfig config_;
+  bool densified_;
+  std::vector<std::int32_t> positions_;  // [K L, kBin]
+};
+
+class MinHash : public HashFamily {
+ public:
+  MinHash(std::int64_t dim, const HashConfig& config, std::uint64_t seed) : dim_(dim), k_(config.k), l_(config.l) {
+    check(dim, k_, l_, kCodeBits);
+    const auto bins = static_cast<std::size_t>(k_) * static_cast<std::size_t>(l_);
+    positions_ = draw_bins(dim, bins, false, seed);
+    const Philox random(seed, Purpose::kMinHashBits);
+    bits_.resize(bins * static_cast<std::size_t>(dim));
+    for (std::size_t i = 0; i < bits_.size(); ++i) bits_[i] = static_cast<std::uint8_t>(random(i, 0)[0] >> (32 - kCodeBits));
+  }
+
+  void hash(Pool& pool, const float* x, std::size_t count, std::uint32_t* codes, std::size_t stride) const override {
+    const auto width = static_cast<std::size_t>(dim_), bins = positions_.size() / kBin, size = (width + 3) / 4;
+    pool.ranges(count, 1, [&](std::size_t begin, std::size_t end) {
+      std::vector<std::int32_t> order(width);
+      std::vector<float> v(width);
+      std::vector<std::uint8_t> member(width);
+      std::vector<std::int8_t> first(bins);  // the place in its bin of the set's first member, -1: none
+      for (std::size_t i = begin; i < end; ++i) {
+        for (std::size_t j = 0; j < width; ++j) {  // a comparison needs an order, which nan has not
+          const float value = x[i * width + j];
+          v[j] = value == value ? value : -std::numeric_limits<float>::infinity();
+        }
+        std::iota(order.begin(), order.end(), 0);
+        std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(size - 1), order.end(),
+                         [&](std::int32_t a, std::int32_t b) {
+                           const float left = v[static_cast<std::size_t>(a)], right = v[static_cast<std::size_t>(b)];
+                           return left != right ? left > right : a < b;
+                         });
+        std::fill(member.begin(), member.end(), std::uint8_t{0});
+        for (std::size_t j = 0; j < size; ++j) member[static_cast<std::size_t>(order[j])] = 1;
+        for (std::size_t b = 0; b < bins; ++b) {
+          const std::int32_t* at = positions_.data() + b * kBin;
+          const auto* found = std::find_if(at, at + kBin, [&](std::int32_t c) { return member[static_cast<std::size_t>(c)] != 0; });
+          first[b] = found == at + kBin ? std::int8_t{-1} : static_cast<std::int8_t>(found - at);
+        }
+        for (std::size_t t = 0; t < static_cast<std::size_t>(l_); ++t) {
+          std::uint32_t index = 0;
+          for (std::size_t j = 0; j < static_cast<std::size_t>(k_); ++j)
+            index = (index << kCodeBits) | code(first, t * static_cast<std::size_t>(k_) + j);
+          codes[t * stride + i] = index;
+        }
+      }
+    });
+  }
+  std::uint32_t buckets() const override { return 1u << (kCodeBits * k_); }
+  int tables() const override { return l_; }
+
+ private:
+  // The minimum's coordinate under this code's own table of random bits: minima that differ agree with probability 1/8.
+  std::uint32_t code(const std::vector<std::int8_t>& first, std::size_t bin) const {
+    const std::ptrdiff_t from = first[bin] >= 0 ? static_cast<std::ptrdiff_t>(bin) : bin_to_borrow(first, bin);
+    if (from < 0) return 0;
+    const auto place = static_cast<std::size_t>(from) * kBin + static_cast<std::size_t>(first[static_cast<std::size_t>(from)]);
+    return bits_[bin * static_cast<std::size_t>(dim_) + static_cast<std::size_t>(positions_[place])];
   }
 
   std::int64_t dim_;
   int k_, l_;
-  bool published_;
-  Philox random_;
   std::vector<std::int32_t> positions_;  // [K L, kBin]
+  std::vector<std::uint8_t> bits_;       // [K L, dim]
 };
 
 }  // namespace
 
-std::unique_ptr<HashFamily> make_simhash(std::int64_t dim, int k, int l, std::uint64_t seed) {
-  return std::make_unique<SimHash>(dim, k, l, seed);
+HashConfig::Family hash_family_from_name(const std::string& name) {
+  using Family = HashConfig::Family;
+  if (name == "simhash") return Family::kSimHash;
+  if (name == "dwta") return Family::kDwta;
+  if (name == "wta") return Family::kWta;
+  if (name == "doph") return Family::kDoph;
+  throw std::invalid_argument("unknown hash family '" + name + "'; choose simhash, dwta, wta or doph");
 }
 
-std::unique_ptr<HashFamily> make_dwta(std::int64_t dim, int k, int l, std::uint64_t seed, bool published) {
-  return std::make_unique<Dwta>(dim, k, l, seed, published);
+std::unique_ptr<HashFamily> make_hash_family(std::int64_t dim, const HashConfig& config, std::uint64_t seed) {
+  switch (config.family) {
+    case HashConfig::Family::kSimHash: return std::make_unique<SimHash>(dim, config, seed);
+    case HashConfig::Family::kDoph: return std::make_unique<MinHash>(dim, config, seed);
+    case HashConfig::Family::kDwta:
+    case HashConfig::Family::kWta: break;
+  }
+  return std::make_unique<WinnerTakeAll>(dim, config, seed);
 }
 
 }  // namespace dslide

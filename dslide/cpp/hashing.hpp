@@ -1,4 +1,4 @@
-// Hash families over dense vectors: SimHash and densified winner-take-all (DWTA).
+// Hash families over dense vectors: SimHash, winner-take-all with and without densification, and min-hash (DOPH).
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,32 @@ class HashFamily {
   virtual int tables() const = 0;
 };
 
-// Sign of sparse random projections (Charikar 2002; a third of the coordinates, signs +-1, as in the published SLIDE
-// code): K bits a table.
-std::unique_ptr<HashFamily> make_simhash(std::int64_t dim, int k, int l, std::uint64_t seed);
+struct HashConfig {
+  enum class Family {
+    // Sign of a random projection (Charikar 2002), one bit a code.
+    kSimHash,
+    // Position of the largest of 8 coordinates of a random permutation, three bits a code. A permutation is cut into
+    // bins of 8, and a bin without values borrows from another (densified winner-take-all, Chen & Shrivastava 2018).
+    kDwta,
+    // The same position, but every code has a permutation of its own and nothing is borrowed (Yagnik et al. 2011).
+    kWta,
+    // Min-hash of the set of the largest quarter of the coordinates by densified one-permutation hashing (Shrivastava &
+    // Li 2014), cut to three bits a code (Li & Koenig 2010).
+    kDoph,
+  };
+  Family family = Family::kSimHash;
+  int k = 9, l = 50;
+  // SimHash: normal projections on every coordinate; otherwise +-1 on a random third, as in the published SLIDE code.
+  bool dense_projections = false;
+  // DWTA, WTA: a coordinate that is zero competes with the value 0; otherwise it is missing.
+  bool zeros_are_values = false;
+  // DWTA, WTA: a code's three bits with a stride of two, as the published SLIDE code packs them, so that buckets overlap.
+  bool published_packing = false;
+};
 
-// Densified winner-take-all (Chen & Shrivastava 2018): the position of the largest of 8 coordinates of a random
-// permutation; zeros count as missing, and a bin without values borrows from another. `published` packs a code's three
-// bits with a stride of two, as the published SLIDE code does, so that buckets overlap.
-std::unique_ptr<HashFamily> make_dwta(std::int64_t dim, int k, int l, std::uint64_t seed, bool published);
+HashConfig::Family hash_family_from_name(const std::string& name);
+
+// Functions over vectors of `dim` coordinates, drawn with `seed`.
+std::unique_ptr<HashFamily> make_hash_family(std::int64_t dim, const HashConfig& config, std::uint64_t seed);
 
 }  // namespace dslide

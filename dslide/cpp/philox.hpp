@@ -18,6 +18,10 @@ enum class Purpose : std::uint32_t {
   kUniformExtras,
   kHashFunctions,
   kTopUp,
+  kMinHashBits,
+  kReservoir,
+  kTableOrder,
+  kLogUniformExtras,
 };
 
 class Philox {

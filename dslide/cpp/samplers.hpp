@@ -34,26 +34,43 @@ class FullSampler : public Sampler {
   Shard shard_;
 };
 
-// The union of the batch's labels, plus `extras` uniform draws with replacement; log-Q correction:
-// q_l = 1 - (1 - f_l / N)^(B - 1) (1 - 1 / L)^S is the probability that row l is active for a point that doesn't own it
-// (f_l points with label l among N, batch B, S draws over L labels). With `own_only` other points' labels don't count as
-// negatives, so that only the uniform draws do.
+// Rows that all points of a batch should see, found from their activations.
+class Proposer {
+ public:
+  virtual ~Proposer() = default;
+  // Appends rows of the shard in any order, possibly more than once.
+  virtual void propose(const Batch& batch, const float* h, std::vector<std::int32_t>& rows) = 0;
+};
+
+// A set that all points share: the union of the batch's labels, `extras` draws over the labels and `log_uniform` draws
+// over their ranks by frequency (both with replacement), and what a proposer proposes.
+//
+// Log-Q correction: row l is active for a point that doesn't own it with probability
+// q_l = 1 - (1 - f_l / N)^(B - 1) (1 - 1 / L)^S (1 - p_l)^T for f_l of N points with label l, global batch B, S uniform
+// draws over L labels, T log-uniform ones with p_l = log(1 + 1 / (rank_l + 1)) / log(L + 1). A proposed row would be
+// there whatever was drawn: its q is 1. With `own_only` other points' labels don't count as negatives, so that only draws
+// and proposals do.
 class InBatchSampler : public Sampler {
  public:
   struct Config {
-    std::int64_t num_points = 0, batch_size = 0, extras = 0;
+    std::int64_t num_points = 0, batch_size = 0, extras = 0, log_uniform = 0;
     bool log_q = true, own_only = false;
     std::uint64_t seed = 0;
   };
-  // counts [labels_total]: points with each label.
-  InBatchSampler(const Shard& shard, const Config& config, const std::int64_t* counts);
+  // counts [labels_total]: points with each label. `proposer` may be null; it must outlive the sampler.
+  InBatchSampler(const Shard& shard, const Config& config, const std::int64_t* counts, Proposer* proposer = nullptr);
   void select(const Batch& batch, const float* h, ActiveSet& active) override;
 
  private:
+  void draw_uniform(std::uint64_t step);
+  void draw_log_uniform(std::uint64_t step);
+
   Shard shard_;
   Config config_;
-  std::vector<float> log_q_;  // [shard]
-  std::vector<std::int32_t> drawn_;
+  Proposer* proposer_;
+  std::vector<float> log_q_;           // [shard]
+  std::vector<std::int32_t> by_rank_;  // [labels_total], where there are log-uniform draws: the most frequent label first
+  std::vector<std::int32_t> drawn_, proposed_;
 };
 
 }  // namespace dslide

@@ -1,15 +1,21 @@
 #include "tables.hpp"
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 #include <stdexcept>
 
 #include "philox.hpp"
 
 namespace dslide {
 
-void HashTables::build(Pool& pool, const std::uint32_t* codes, std::size_t count, int tables, std::uint32_t buckets) {
+void HashTables::build(Pool& pool, const std::uint32_t* codes, std::size_t count, int tables, std::uint32_t buckets,
+                       std::int64_t cap, Policy policy, std::uint64_t seed, std::uint64_t draw) {
   count_ = count;
   buckets_ = buckets;
+  cap_ = cap;
+  policy_ = policy;
+  const Philox random(seed, Purpose::kReservoir);
   offsets_.resize(static_cast<std::size_t>(tables) * (buckets_ + 1));
   ids_.resize(static_cast<std::size_t>(tables) * count);
   pool.run([&](int thread) {
@@ -23,44 +29,118 @@ void HashTables::build(Pool& pool, const std::uint32_t* codes, std::size_t count
       std::copy_n(offsets, buckets_, cursor.begin());
       std::int32_t* ids = ids_.data() + static_cast<std::size_t>(t) * count;
       for (std::size_t i = 0; i < count; ++i) ids[cursor[code[i]]++] = static_cast<std::int32_t>(i);
+      if (policy != Policy::kReservoir) continue;
+      for (std::size_t b = 0; b < buckets; ++b) {
+        std::int32_t* bucket = ids + offsets[b];
+        for (std::int64_t i = cap; i < offsets[b + 1] - offsets[b]; ++i) {
+          const auto words = random(draw, static_cast<std::uint64_t>(t) << 32 | static_cast<std::uint32_t>(bucket[i]));
+          const std::int64_t place = Philox::below(words[0], static_cast<std::uint32_t>(i + 1));
+          if (place < cap) bucket[place] = bucket[i];
+        }
+      }
     }
   });
 }
 
 LshSampler::LshSampler(OutputLayer& layer, const Config& config)
-    : layer_(layer), config_(config), seen_(static_cast<std::size_t>(layer.pool().threads())) {
+    : layer_(layer), config_(config), scratch_(static_cast<std::size_t>(layer.pool().threads())) {
   if (config.bucket_cap < 1 || config.min_active < 0 || config.top_up < 0)
     throw std::invalid_argument("lsh sampler: the bucket cap must be positive, the bounds not negative");
+  if (config.beta < 1 || config.min_hits < 1) throw std::invalid_argument("lsh sampler: beta and min_hits must be positive");
   new_functions(config.seed);
   rebuild();
 }
 
 void LshSampler::new_functions(std::uint64_t seed) {
-  const std::int64_t dim = layer_.config().hidden;
-  family_ = config_.dwta ? make_dwta(dim, config_.k, config_.l, seed, config_.published_packing)
-                         : make_simhash(dim, config_.k, config_.l, seed);
+  family_ = make_hash_family(layer_.config().hidden, config_.hash, seed);
 }
 
-void LshSampler::rebuild() {
+void LshSampler::rebuild(std::uint64_t draw) {
   const auto count = static_cast<std::size_t>(layer_.config().shard.size());
-  codes_.resize(count * static_cast<std::size_t>(config_.l));
+  const int l = config_.hash.l;
+  codes_.resize(count * static_cast<std::size_t>(l));
   family_->hash(layer_.pool(), layer_.weights().data(), count, codes_.data(), count);
-  tables_.build(layer_.pool(), codes_.data(), count, config_.l, family_->buckets());
+  tables_.build(layer_.pool(), codes_.data(), count, l, family_->buckets(), config_.bucket_cap, config_.policy,
+                config_.seed, draw);
 }
 
-void LshSampler::select(const Batch& batch, const float* h, ActiveSet& active) {
+// Appends to `list` the selected ids of rows that aren't marked (`point + 1` in `seen`), and marks them.
+void LshSampler::answer(const Batch& batch, std::size_t point, Scratch& scratch, std::vector<std::int32_t>& list) const {
+  const auto mark = static_cast<std::uint32_t>(point + 1);
+  const std::size_t points = batch.size();
+  const int l = config_.hash.l;
+  const auto bucket = [&](int t) { return tables_.bucket(t, query_codes_[static_cast<std::size_t>(t) * points + point]); };
+  auto& seen = scratch.seen;
+  const bool counted = config_.selection == Selection::kTopK || config_.selection == Selection::kThreshold;
+  if (!counted) {
+    const bool vanilla = config_.selection == Selection::kVanilla;
+    const auto most = vanilla ? list.size() + static_cast<std::size_t>(config_.beta) : std::numeric_limits<std::size_t>::max();
+    auto& order = scratch.order;
+    order.resize(static_cast<std::size_t>(l));
+    if (vanilla) std::iota(order.begin(), order.end(), 0);
+    const Philox random(config_.seed, Purpose::kTableOrder);
+    for (int t = 0; t < l; ++t) {
+      int table = t;
+      if (vanilla) {  // a Fisher-Yates shuffle, a step at a time
+        const auto words = random(batch.step() << 24 | static_cast<std::uint64_t>(t), static_cast<std::uint64_t>(batch.row(point)));
+        const auto other = t + static_cast<int>(Philox::below(words[0], static_cast<std::uint32_t>(l - t)));
+        std::swap(order[static_cast<std::size_t>(t)], order[static_cast<std::size_t>(other)]);
+        table = order[static_cast<std::size_t>(t)];
+      }
+      const auto [first, last] = bucket(table);
+      for (const std::int32_t* id = first; id != last; ++id) {
+        if (seen[static_cast<std::size_t>(*id)] == mark) continue;
+        if (list.size() == most) return;
+        seen[static_cast<std::size_t>(*id)] = mark;
+        list.push_back(*id);
+      }
+    }
+    return;
+  }
+  auto& hits = scratch.hits;
+  auto& found = scratch.found;
+  hits.resize(seen.size());
+  found.clear();
+  for (int t = 0; t < l; ++t) {
+    const auto [first, last] = bucket(t);
+    for (const std::int32_t* id = first; id != last; ++id) {
+      const auto row = static_cast<std::size_t>(*id);
+      if (seen[row] == mark) {
+        ++hits[row];
+      } else {
+        seen[row] = mark;
+        hits[row] = 1;
+        found.push_back(*id);
+      }
+    }
+  }
+  const auto count = [&](std::int32_t row) { return hits[static_cast<std::size_t>(row)]; };
+  auto end = found.end();
+  if (config_.selection == Selection::kThreshold) {
+    end = std::partition(found.begin(), found.end(), [&](std::int32_t row) { return count(row) >= config_.min_hits; });
+  } else if (static_cast<std::int64_t>(found.size()) > config_.beta) {
+    end = found.begin() + config_.beta;
+    std::nth_element(found.begin(), end, found.end(), [&](std::int32_t a, std::int32_t b) {
+      return count(a) != count(b) ? count(a) > count(b) : a < b;
+    });
+  }
+  list.insert(list.end(), found.begin(), end);
+  for (; end != found.end(); ++end) seen[static_cast<std::size_t>(*end)] = 0;  // the top-up may draw them
+}
+
+// Fills lists_: every point's answer, and with `own_labels` its labels of the shard before it and the top-up after it.
+void LshSampler::query(const Batch& batch, const float* h, bool own_labels) {
   Pool& pool = layer_.pool();
   const Shard& shard = layer_.config().shard;
   const std::size_t points = batch.size();
   const auto labels = static_cast<std::uint32_t>(shard.size());
-  active.clear();
-  active.shared = false;
-  query_codes_.resize(points * static_cast<std::size_t>(config_.l));
+  query_codes_.resize(points * static_cast<std::size_t>(config_.hash.l));
   family_->hash(pool, h, points, query_codes_.data(), points);
   lists_.resize(std::max(lists_.size(), points));
   const Philox random(config_.seed, Purpose::kTopUp);
   pool.run([&](int thread) {
-    auto& seen = seen_[static_cast<std::size_t>(thread)];
+    Scratch& scratch = scratch_[static_cast<std::size_t>(thread)];
+    auto& seen = scratch.seen;
     seen.assign(labels, 0);
     const auto [begin, end] = Pool::part(points, 1, thread, pool.threads());
     for (std::size_t p = begin; p < end; ++p) {
@@ -72,24 +152,36 @@ void LshSampler::select(const Batch& batch, const float* h, ActiveSet& active) {
         seen[static_cast<std::size_t>(row)] = mark;
         list.push_back(row);
       };
-      const Csr& y = batch.y();
-      for (std::int64_t i = y.indptr[batch.row(p)]; i < y.indptr[batch.row(p) + 1]; ++i)
-        if (y.indices[i] >= shard.begin && y.indices[i] < shard.end) add(static_cast<std::int32_t>(y.indices[i] - shard.begin));
-      for (int t = 0; t < config_.l; ++t) {
-        const auto [first, last] =
-            tables_.bucket(t, query_codes_[static_cast<std::size_t>(t) * points + p], config_.bucket_cap);
-        for (const std::int32_t* id = first; id != last; ++id) add(*id);
+      if (own_labels) {
+        const Csr& y = batch.y();
+        for (std::int64_t i = y.indptr[batch.row(p)]; i < y.indptr[batch.row(p) + 1]; ++i)
+          if (y.indices[i] >= shard.begin && y.indices[i] < shard.end)
+            add(static_cast<std::int32_t>(y.indices[i] - shard.begin));
       }
-      if (static_cast<std::int64_t>(list.size()) < config_.min_active) {
-        const auto goal = static_cast<std::size_t>(std::min<std::int64_t>(config_.top_up, labels));
-        for (std::uint64_t draw = 0; list.size() < goal; ++draw) {
-          const auto words = random(batch.step() << 24 | draw, static_cast<std::uint64_t>(batch.row(p)));
-          for (std::size_t i = 0; i < 4 && list.size() < goal; ++i)
-            add(static_cast<std::int32_t>(Philox::below(words[i], labels)));
-        }
+      answer(batch, p, scratch, list);
+      if (!own_labels || static_cast<std::int64_t>(list.size()) >= config_.min_active) continue;
+      const auto goal = static_cast<std::size_t>(std::min<std::int64_t>(config_.top_up, labels));
+      for (std::uint64_t draw = 0; list.size() < goal; ++draw) {
+        const auto words = random(batch.step() << 24 | draw, static_cast<std::uint64_t>(batch.row(p)));
+        for (std::size_t i = 0; i < 4 && list.size() < goal; ++i)
+          add(static_cast<std::int32_t>(Philox::below(words[i], labels)));
       }
     }
   });
+}
+
+void LshSampler::propose(const Batch& batch, const float* h, std::vector<std::int32_t>& rows) {
+  query(batch, h, false);
+  for (std::size_t p = 0; p < batch.size(); ++p) rows.insert(rows.end(), lists_[p].begin(), lists_[p].end());
+}
+
+void LshSampler::select(const Batch& batch, const float* h, ActiveSet& active) {
+  const Shard& shard = layer_.config().shard;
+  const std::size_t points = batch.size();
+  const auto labels = static_cast<std::uint32_t>(shard.size());
+  active.clear();
+  active.shared = false;
+  query(batch, h, true);
   // Invert: point -> rows becomes row -> points, points ascending.
   counts_.assign(std::size_t{labels} + 1, 0);
   for (std::size_t p = 0; p < points; ++p)

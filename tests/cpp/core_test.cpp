@@ -215,26 +215,39 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
   output.class_mean_init(data->x, data->y, config);
   std::vector<std::int64_t> counts(static_cast<std::size_t>(labels), 1);
   std::unique_ptr<Sampler> sampler;
-  LshSampler* lsh = nullptr;
+  std::unique_ptr<LshSampler> tables;
   if (sampler_name == "full") {
     sampler = std::make_unique<FullSampler>(out.shard);
-  } else if (sampler_name == "in-batch") {
-    InBatchSampler::Config in_batch;
-    in_batch.num_points = kPoints;
-    in_batch.batch_size = 32;
-    in_batch.extras = 9;
-    sampler = std::make_unique<InBatchSampler>(out.shard, in_batch, counts.data());
   } else {
-    LshSampler::Config tables;
-    tables.dwta = sampler_name == "dwta";
-    tables.k = 2;
-    tables.l = 5;
-    tables.min_active = 6;
-    tables.top_up = 6;
-    auto made = std::make_unique<LshSampler>(output, tables);
-    lsh = made.get();
-    sampler = std::move(made);
+    LshSampler::Config lsh;
+    lsh.hash.k = 2;
+    lsh.hash.l = 5;
+    lsh.bucket_cap = 12;
+    lsh.min_active = 6;
+    lsh.top_up = 6;
+    lsh.beta = 4;
+    if (sampler_name == "dwta") lsh.hash.family = HashConfig::Family::kDwta;
+    if (sampler_name == "wta") {
+      lsh.hash.family = HashConfig::Family::kWta;
+      lsh.selection = LshSampler::Selection::kVanilla;
+    }
+    if (sampler_name == "doph") {
+      lsh.hash.family = HashConfig::Family::kDoph;
+      lsh.selection = LshSampler::Selection::kTopK;
+      lsh.policy = HashTables::Policy::kReservoir;
+    }
+    if (sampler_name == "shared union") lsh.selection = LshSampler::Selection::kThreshold;
+    if (sampler_name != "in-batch") tables = std::make_unique<LshSampler>(output, lsh);
+    if (sampler_name == "in-batch" || sampler_name == "shared union") {
+      InBatchSampler::Config in_batch;
+      in_batch.num_points = kPoints;
+      in_batch.batch_size = 32;
+      in_batch.extras = 9;
+      in_batch.log_uniform = sampler_name == "in-batch" ? 0 : 9;
+      sampler = std::make_unique<InBatchSampler>(out.shard, in_batch, counts.data(), tables.get());
+    }
   }
+  Sampler& used = sampler == nullptr ? *tables : *sampler;
   Batch batch(pool, data->x, data->y);
   for (std::uint64_t step = 0; step < 6; ++step) {
     std::vector<std::int64_t> rows;
@@ -242,13 +255,13 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
     std::vector<float> h(rows.size() * kHidden), dh(rows.size() * kHidden), lse(rows.size());
     batch.select(rows.data(), rows.size(), step);
     input.forward(batch, h.data(), true);
-    output.forward(batch, h.data(), *sampler, lse.data());
+    output.forward(batch, h.data(), used, lse.data());
     *loss = output.backward(batch, lse.data(), dh.data(), true, 32);
     output.update(0.05f, step + 1);
     input.backward(batch, dh.data(), 0.05f, step + 1);
-    if (lsh != nullptr && step == 3) {
-      lsh->new_functions(step);
-      lsh->rebuild();
+    if (tables != nullptr && step == 3) {
+      tables->new_functions(step);
+      tables->rebuild(step);
     }
   }
   std::vector<float> all(input.weights().data(), input.weights().data() + kFeatures * kHidden);
@@ -261,7 +274,7 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
 }
 
 void test_training() {
-  for (const std::string sampler : {"full", "in-batch", "simhash", "dwta"}) {
+  for (const std::string sampler : {"full", "in-batch", "simhash", "dwta", "wta", "doph", "shared union"}) {
     for (const auto kind : {Optimizer::Kind::kAdagrad, Optimizer::Kind::kAdam}) {
       for (const std::int64_t labels : {1, 37, 700}) {
         double loss1 = 0.0, loss3 = 0.0;
