@@ -23,7 +23,12 @@ class HashProbe {
  public:
   HashProbe(Pool& pool, std::int64_t dim, const std::string& family, int k, int l, const std::string& packing)
       : pool_(pool), dim_(dim), l_(l) {
-    family_ = family == "dwta" ? make_dwta(dim, k, l, 0, packing == "published") : make_simhash(dim, k, l, 0);
+    HashConfig config;
+    config.family = hash_family_from_name(family);
+    config.k = k;
+    config.l = l;
+    config.published_packing = packing == "published";
+    family_ = make_hash_family(dim, config, 0);
   }
   void hash(const Array<float>& x) {
     if (x.ndim() != 2 || x.shape(1) != dim_) throw py::value_error("hash: x must have as many columns as `dim`");
@@ -35,7 +40,7 @@ class HashProbe {
   }
   void build() {
     py::gil_scoped_release release;
-    tables_.build(pool_, codes_.data(), count_, l_, family_->buckets());
+    tables_.build(pool_, codes_.data(), count_, l_, family_->buckets(), 128, HashTables::Policy::kFifo, 0, 0);
   }
 
  private:
