@@ -209,6 +209,39 @@ def _clear(out: Path, resume: bool) -> bool:
 
 
 @app.command()
+def tune(
+    out: Annotated[Path, typer.Option("--out", help="The record: a JSON file of all trials.")],
+    data: Annotated[
+        str | None, typer.Option("--data", help="A data set's name or a prepared folder.")
+    ] = None,
+    train_file: Annotated[
+        Path | None, typer.Option("--train", help="Training points in the XC format.")
+    ] = None,
+    minutes: Annotated[float, typer.Option("--minutes", help="When to stop.", min=0.01)] = 10.0,
+    trials: Annotated[int | None, typer.Option("--trials", help="At most so many.", min=1)] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="Settings to begin with.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="key.sub=value, may be repeated.")] = None,
+    threads: Threads = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Of every random draw.", min=0)] = 0,
+) -> None:
+    """Search good settings on a validation part of the training set; prints a file for train --config."""
+    from dslide.comm import under_mpi
+    from dslide.config import build_config, merge, parse_sets
+    from dslide.tune import Tuning, display
+
+    if under_mpi():
+        raise UserError("dslide tune runs in one process, without mpiexec")
+    if (data is None) == (train_file is None):
+        raise UserError("say what to tune on: either --data NAME or --train FILE")
+    settings = build_config(None, config, merge(parse_sets(sets or []), {"threads": threads, "seed": seed}))
+    _handle_signals()
+    tuning = Tuning(settings, _dataset(data, train_file, None), out, minutes)
+    with display(minutes) as tell:
+        best = tuning.run(trials, tell)
+    print(tuning.yaml(best), end="", flush=True)
+
+
+@app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a model's.")],
     data: Annotated[str | None, typer.Option("--data", help="A data set's name: its test split.")] = None,
