@@ -1,6 +1,7 @@
 #include "batch.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -15,20 +16,27 @@ void Csr::check(std::int64_t nnz, const char* name) const {
     if (indices[i] < 0 || indices[i] >= columns) fail("index " + std::to_string(indices[i]) + " is out of range");
 }
 
-Batch::Batch(Pool& pool, const Csr& x, const Csr& y) : pool_(pool), x_(x), y_(y) {
+Batch::Batch(Pool& pool, const Csr& x, const Csr& y)
+    : pool_(pool), threads_(static_cast<std::uint32_t>(pool.threads())), x_(x), y_(y), features_(threads_) {
   if (x.rows != y.rows) throw std::invalid_argument("x and y have different numbers of rows");
-  slot_.reset(static_cast<std::size_t>(x.columns));
+  slots_a_thread_ = (static_cast<std::size_t>(x.columns) / kRun / threads_ + 2) * kRun;
+  slot_.reset(threads_ * slots_a_thread_);
+  std::fill_n(slot_.data(), slot_.size(), -1);
 }
 
 void Batch::select(const std::int64_t* rows, std::size_t count, std::uint64_t step) {
   for (std::size_t i = 0; i < count; ++i)
     if (rows[i] < 0 || rows[i] >= x_.rows)
       throw std::invalid_argument("row " + std::to_string(rows[i]) + " is out of range");
+  std::int64_t entries = 0;
+  for (std::size_t i = 0; i < count; ++i) entries += x_.indptr[rows[i] + 1] - x_.indptr[rows[i]];
+  if (entries > std::numeric_limits<std::int32_t>::max())
+    throw std::invalid_argument("a batch with more than 2^31 - 1 values; take smaller batches");
   rows_.assign(rows, rows + count);
   step_ = step;
-  pool_.run([&](int thread) {  // two independent indexes: a thread each where there are two
-    if (thread == 0) index_features();
+  pool_.run([&](int thread) {
     if (thread == pool_.threads() - 1) index_labels();
+    index_features(thread);
   });
 }
 
@@ -38,54 +46,86 @@ std::pair<const Batch::Own*, const Batch::Own*> Batch::own(std::int64_t begin, s
   return {std::lower_bound(first, last, begin, below), std::lower_bound(first, last, end, below)};
 }
 
-void Batch::index_features() {
-  constexpr std::int64_t kAhead = 16;
-  std::size_t entries = 0;
-  for (const std::int64_t row : rows_) entries += static_cast<std::size_t>(x_.indptr[row + 1] - x_.indptr[row]);
-  entry_slot_.resize(entries);
-  features_.clear();
-  feature_indptr_.assign(1, 0);
-  std::size_t entry = 0;
-  for (const std::int64_t row : rows_) {
-    const std::int64_t end = x_.indptr[row + 1];
-    for (std::int64_t i = x_.indptr[row]; i < end; ++i) {
-      if (i + kAhead < end) __builtin_prefetch(&slot_[static_cast<std::size_t>(x_.indices[i + kAhead])], 1);
-      const std::int32_t feature = x_.indices[i];
-      std::int32_t slot = feature_slot(feature);
-      if (slot < 0) {
-        slot = static_cast<std::int32_t>(features_.size());
-        slot_[static_cast<std::size_t>(feature)] = slot;
-        features_.push_back(feature);
-        feature_indptr_.push_back(0);
-      }
-      ++feature_indptr_[static_cast<std::size_t>(slot) + 1];
-      entry_slot_[entry++] = slot;
-    }
-  }
-  for (std::size_t s = 0; s < features_.size(); ++s) feature_indptr_[s + 1] += feature_indptr_[s];
-  cursor_.assign(feature_indptr_.begin(), feature_indptr_.end());
-  feature_points_.resize(entries);
-  feature_values_.resize(entries);
-  entry = 0;
+void Batch::index_features(int thread) {
+  constexpr std::int64_t kLine = 16;     // values in a cache line
+  constexpr std::size_t kAhead = 16;     // entries whose slots are on their way
+  const auto own = static_cast<std::uint32_t>(thread);
+  std::int32_t* slots = slot_.data() + own * slots_a_thread_;
+  Features& part = features_[own];
+  for (const std::int32_t feature : part.ids) slots[place(feature)] = -1;
+
+  // This thread's entries, without branches on what they are.
+  std::size_t most = 0, count = 0;
+  for (const std::int64_t row : rows_) most += static_cast<std::size_t>(x_.indptr[row + 1] - x_.indptr[row]);
+  part.entries_.resize(most + 1);
+  Features::Entry* entries = part.entries_.data();
   for (std::size_t p = 0; p < rows_.size(); ++p) {
-    for (std::int64_t i = x_.indptr[rows_[p]]; i < x_.indptr[rows_[p] + 1]; ++i, ++entry) {
-      const auto at = static_cast<std::size_t>(cursor_[static_cast<std::size_t>(entry_slot_[entry])]++);
-      feature_points_[at] = static_cast<std::int32_t>(p);
-      feature_values_[at] = x_.values[i];
+    const std::int64_t end = x_.indptr[rows_[p] + 1];
+    if (p + 2 < rows_.size()) {
+      const std::int64_t ahead = rows_[p + 2];
+      for (std::int64_t i = x_.indptr[ahead]; i < x_.indptr[ahead + 1]; i += kLine) {
+        __builtin_prefetch(x_.indices + i);
+        __builtin_prefetch(x_.values + i);
+      }
+    }
+    for (std::int64_t i = x_.indptr[rows_[p]]; i < end; ++i) {
+      const std::int32_t feature = x_.indices[i];
+      entries[count] = {feature, static_cast<std::int32_t>(place(feature)), static_cast<std::int32_t>(p), x_.values[i]};
+      count += thread_of(feature) == own ? 1 : 0;
     }
   }
+
+  // A slot for each feature, and how many entries it has.
+  part.ids.resize(count + 1);
+  part.indptr.assign(count + 2, 0);
+  std::int32_t found = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) __builtin_prefetch(&slots[entries[i + kAhead].slot], 1);
+    std::int32_t& at = slots[entries[i].slot];
+    const bool fresh = at < 0;
+    const std::int32_t slot = fresh ? found : at;
+    at = slot;
+    part.ids[static_cast<std::size_t>(found)] = entries[i].feature;
+    found += fresh ? 1 : 0;
+    entries[i].slot = slot;
+    ++part.indptr[static_cast<std::size_t>(slot) + 2];
+  }
+  part.ids.resize(static_cast<std::size_t>(found));
+  part.indptr.resize(static_cast<std::size_t>(found) + 2);
+  for (std::size_t s = 2; s < part.indptr.size(); ++s) part.indptr[s] += part.indptr[s - 1];
+  part.points.resize(count);
+  part.values.resize(count);
+  for (std::size_t i = 0; i < count; ++i) {  // indptr[slot + 1] runs from the slot's begin to its end
+    const auto at = static_cast<std::size_t>(part.indptr[static_cast<std::size_t>(entries[i].slot) + 1]++);
+    part.points[at] = entries[i].point;
+    part.values[at] = entries[i].value;
+  }
+  part.indptr.pop_back();
 }
 
 void Batch::index_labels() {
-  keys_.clear();
-  for (std::size_t p = 0; p < rows_.size(); ++p)
-    for (std::int64_t i = y_.indptr[rows_[p]]; i < y_.indptr[rows_[p] + 1]; ++i)
-      keys_.push_back((static_cast<std::uint64_t>(static_cast<std::uint32_t>(y_.indices[i])) << 32) | p);
-  std::sort(keys_.begin(), keys_.end());
-  keys_.erase(std::unique(keys_.begin(), keys_.end()), keys_.end());
   own_.clear();
-  for (const std::uint64_t key : keys_)
-    own_.push_back({static_cast<std::int32_t>(key >> 32), static_cast<std::int32_t>(key & 0xFFFFFFFFu)});
+  std::int32_t top = 0;
+  for (std::size_t p = 0; p < rows_.size(); ++p)
+    for (std::int64_t i = y_.indptr[rows_[p]]; i < y_.indptr[rows_[p] + 1]; ++i) {
+      own_.push_back({y_.indices[i], static_cast<std::int32_t>(p)});
+      top = std::max(top, y_.indices[i]);
+    }
+  constexpr int kBits = 11;  // of a label, a pass: a stable counting sort keeps the order of points
+  sorted_.resize(own_.size());
+  for (int shift = 0; shift == 0 || (shift < 32 && top >> shift != 0); shift += kBits) {
+    const auto digit = [&](const Own& pair) {
+      return static_cast<std::size_t>(static_cast<std::uint32_t>(pair.label) >> shift & ((1u << kBits) - 1));
+    };
+    digits_.assign((1u << kBits) + 1, 0);
+    for (const Own& pair : own_) ++digits_[digit(pair) + 1];
+    for (std::size_t d = 1; d < digits_.size(); ++d) digits_[d] += digits_[d - 1];
+    for (const Own& pair : own_) sorted_[digits_[digit(pair)]++] = pair;
+    own_.swap(sorted_);
+  }
+  own_.erase(std::unique(own_.begin(), own_.end(),
+                         [](const Own& a, const Own& b) { return a.label == b.label && a.point == b.point; }),
+             own_.end());
 }
 
 }  // namespace dslide

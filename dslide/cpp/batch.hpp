@@ -38,16 +38,27 @@ class Batch {
     return y_.indptr[rows_[point] + 1] - y_.indptr[rows_[point]];
   }
 
-  // By feature: feature slot s is features()[s], in order of first appearance; its points and values lie at
-  // [feature_indptr()[s], feature_indptr()[s + 1]).
-  const std::vector<std::int32_t>& features() const { return features_; }
-  const std::vector<std::int64_t>& feature_indptr() const { return feature_indptr_; }
-  const std::vector<std::int32_t>& feature_points() const { return feature_points_; }
-  const std::vector<float>& feature_values() const { return feature_values_; }
-  // The feature's slot, or -1 if no point of the batch has it.
+  // The features of the batch, dealt out to the pool's threads in runs of kRun, so that each thread builds and uses its
+  // own index, never waits for another's, and shares no cache line of what it writes by feature.
+  static constexpr std::int32_t kRun = 16;
+  std::uint32_t thread_of(std::int32_t feature) const { return static_cast<std::uint32_t>(feature / kRun) % threads_; }
+  struct Features {
+    // Feature ids[s], in order of first appearance, has the points and values at [indptr[s], indptr[s + 1]).
+    std::vector<std::int32_t> ids, indptr, points;
+    std::vector<float> values;
+
+   private:
+    friend class Batch;
+    struct Entry {
+      std::int32_t feature, slot, point;
+      float value;
+    };
+    std::vector<Entry> entries_;  // a thread's part of the batch, in the order of points
+  };
+  const Features& features(int thread) const { return features_[static_cast<std::size_t>(thread)]; }
+  // The position of `feature` in its thread's Features, or -1 if no point of the batch has it.
   std::int32_t feature_slot(std::int32_t feature) const {
-    const auto slot = slot_[static_cast<std::size_t>(feature)];
-    return slot < static_cast<std::int32_t>(features_.size()) && features_[slot] == feature ? slot : -1;
+    return slot_[thread_of(feature) * slots_a_thread_ + place(feature)];
   }
 
   // (label, point) pairs, ascending.
@@ -58,20 +69,24 @@ class Batch {
   std::pair<const Own*, const Own*> own(std::int64_t begin, std::int64_t end) const;
 
  private:
-  void index_features();
+  // Place of a feature in its thread's part of the slots.
+  std::size_t place(std::int32_t feature) const {
+    const auto run = static_cast<std::uint32_t>(feature / kRun) / threads_;
+    return run * std::size_t{kRun} + static_cast<std::uint32_t>(feature % kRun);
+  }
+  void index_features(int thread);
   void index_labels();
 
   Pool& pool_;
+  std::uint32_t threads_;
   Csr x_, y_;
   std::uint64_t step_ = 0;
   std::vector<std::int64_t> rows_;
-  std::vector<std::int32_t> features_;
-  std::vector<std::int64_t> feature_indptr_, cursor_;
-  std::vector<std::int32_t> feature_points_;
-  std::vector<float> feature_values_;
-  Buffer<std::int32_t> slot_;  // [features]: valid only where features_[slot_[f]] == f
-  std::vector<std::int32_t> entry_slot_;
-  std::vector<std::uint64_t> keys_;
+  std::vector<Features> features_;  // by thread
+  std::size_t slots_a_thread_ = 0;
+  Buffer<std::int32_t> slot_;       // by thread and place: -1 where the batch does not have the feature
+  std::vector<Own> sorted_;
+  std::vector<std::uint32_t> digits_;
   std::vector<Own> own_;
 };
 

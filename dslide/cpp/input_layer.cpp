@@ -25,12 +25,22 @@ InputLayer::InputLayer(Pool& pool, const InputConfig& config)
     fill_normal(Philox(config.seed, Purpose::kInputBias), 0, 1, config.hidden_begin, config.hidden_end,
                 config.init_std, bias_.data(), ld_);
   scratch_.resize(static_cast<std::size_t>(pool.threads()));
-  for (auto& buffer : scratch_) buffer.reset(static_cast<std::size_t>(ld_));
+  for (auto& buffer : scratch_) buffer.reset(static_cast<std::size_t>(ld_) + 16);  // a gradient, or factors in eights
 }
 
 void InputLayer::set_optimizer(const Optimizer& optimizer) {
   state_.reset(optimizer, config_.features, ld_, ld_, config_.state_block);
   bias_state_.reset(optimizer, config_.bias ? 1 : 0, ld_, ld_, config_.state_block);
+}
+
+InputLayer::Share InputLayer::share(int thread) const {
+  constexpr std::ptrdiff_t kLeast = 32;  // units worth the walk through a batch's features
+  int groups = 1;
+  while (pool_.threads() % (2 * groups) == 0 && ld_ / (2 * groups) >= kLeast) groups *= 2;
+  const auto [begin, end] = Pool::part(static_cast<std::size_t>(ld_), static_cast<std::size_t>(config_.state_block),
+                                       thread % groups, groups);
+  return {static_cast<std::ptrdiff_t>(begin), static_cast<std::ptrdiff_t>(end), thread / groups,
+          pool_.threads() / groups};
 }
 
 void InputLayer::forward(const Batch& batch, float* out, bool train) {
@@ -42,77 +52,75 @@ void InputLayer::forward(const Batch& batch, float* out, bool train) {
   const auto threshold = static_cast<std::uint32_t>(config_.dropout * 65536.0f + 0.5f);
   const Philox random(config_.seed, Purpose::kDropout);
   if (train) derivative_.at_least(batch.size() * static_cast<std::size_t>(ld_));
-  pool_.ranges(batch.size(), 1, [&](std::size_t begin, std::size_t end) {
+  pool_.run([&](int thread) {
+    const Share mine = share(thread);
+    const std::int64_t unit = config_.hidden_begin + mine.begin, group = unit / 8;
+    float* factors = scratch_[static_cast<std::size_t>(thread)].data();
+    const float* factor = train && threshold > 0 ? factors + (unit - 8 * group) : nullptr;
+    const auto [begin, end] = Pool::part(batch.size(), 1, mine.slice, mine.slices);
     for (std::size_t p = begin; p < end; ++p) {
       const std::int64_t row = batch.row(p), from = x.indptr[row];
-      float* h = out + static_cast<std::ptrdiff_t>(p) * ld_;
-      kern.weighted_sum(weights_.data(), ld_, x.indices + from, x.values + from, x.indptr[row + 1] - from,
-                        config_.bias ? bias_.data() : nullptr, h, ld_);
+      float* h = out + static_cast<std::ptrdiff_t>(p) * ld_ + mine.begin;
+      kern.weighted_sum(weights_.data() + mine.begin, ld_, x.indices + from, x.values + from, x.indptr[row + 1] - from,
+                        config_.bias ? bias_.data() + mine.begin : nullptr, h, mine.units());
       if (!train) {
-        for (std::ptrdiff_t i = 0; i < ld_; ++i) h[i] = h[i] > 0.0f ? h[i] : config_.slope * h[i];
+        for (std::ptrdiff_t i = 0; i < mine.units(); ++i) h[i] = h[i] > 0.0f ? h[i] : config_.slope * h[i];
         continue;
       }
-      float* d = derivative_.data() + static_cast<std::ptrdiff_t>(p) * ld_;
-      for (std::ptrdiff_t i = 0; i < ld_; ++i) d[i] = h[i] > 0.0f ? 1.0f : config_.slope;
-      if (threshold > 0) {
-        for (std::int64_t u = config_.hidden_begin / 8 * 8; u < config_.hidden_end; u += 8) {
-          const auto words = random(batch.step() << 20 | static_cast<std::uint64_t>(u / 8),
-                                    static_cast<std::uint64_t>(row));
-          const std::int64_t first = std::max(u, config_.hidden_begin), last = std::min(u + 8, config_.hidden_end);
-          for (std::int64_t unit = first; unit < last; ++unit) {
-            const auto i = static_cast<std::size_t>(unit - u);
-            const std::uint32_t draw = (words[i / 2] >> (16 * (i % 2))) & 0xFFFFu;
-            d[unit - config_.hidden_begin] *= draw < threshold ? 0.0f : keep;
-          }
-        }
-      }
-      for (std::ptrdiff_t i = 0; i < ld_; ++i) h[i] *= d[i];
+      if (factor != nullptr)
+        kern.dropout(random.key(), batch.step() << 20 | static_cast<std::uint64_t>(group),
+                     static_cast<std::uint64_t>(row), (unit + mine.units() + 7) / 8 - group, threshold, keep, factors);
+      kern.activate(h, factor, config_.slope, derivative_.data() + static_cast<std::ptrdiff_t>(p) * ld_ + mine.begin,
+                    mine.units());
     }
   });
 }
 
 void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t step) {
   if (ld_ == 0) return;
-  constexpr std::size_t kAhead = 6;  // features whose rows are on their way from memory
+  constexpr std::size_t kAhead = 8;  // features whose rows are on their way from memory
   const Kernels& kern = kernels();
   const float step_size = state_.optimizer().step_size(lr, step);
-  pool_.ranges(batch.size(), 1, [&](std::size_t begin, std::size_t end) {
-    for (std::size_t i = begin * static_cast<std::size_t>(ld_); i < end * static_cast<std::size_t>(ld_); ++i)
-      dh[i] *= derivative_[i];
-  });
-  const auto update_slot = [&](std::size_t slot, float* g) {
-    const std::int64_t from = batch.feature_indptr()[slot];
-    kern.weighted_sum(dh, ld_, batch.feature_points().data() + from, batch.feature_values().data() + from,
-                      batch.feature_indptr()[slot + 1] - from, nullptr, g, ld_);
-    const std::int64_t feature = batch.features()[slot];
-    state_.update(feature, weights_.data() + feature * ld_, g, step_size);
-  };
   pool_.run([&](int thread) {
+    const Share mine = share(thread);
+    const auto [begin, end] = Pool::part(batch.size(), 1, mine.slice, mine.slices);
+    for (std::size_t p = begin; p < end; ++p) {
+      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(p) * ld_ + mine.begin;
+      kern.multiply(dh + at, derivative_.data() + at, mine.units());
+    }
+  });
+  pool_.run([&](int thread) {
+    const Share mine = share(thread);
     float* g = scratch_[static_cast<std::size_t>(thread)].data();
-    if (state_.optimizer().dense()) {
-      const auto [begin, end] =
-          Pool::part(static_cast<std::size_t>(config_.features), 1, thread, pool_.threads());
-      for (std::size_t f = begin; f < end; ++f) {
-        const std::int32_t slot = batch.feature_slot(static_cast<std::int32_t>(f));
-        if (slot >= 0) update_slot(static_cast<std::size_t>(slot), g);
-        else state_.update(static_cast<std::int64_t>(f), weights_.data() + static_cast<std::ptrdiff_t>(f) * ld_,
-                           nullptr, step_size);
-      }
-    } else {
-      // Parts with equal numbers of entries, cut where a feature begins.
-      const auto& indptr = batch.feature_indptr();
-      const auto cut = [&](int t) {
-        const std::int64_t entries = indptr.back() * t / pool_.threads();
-        return static_cast<std::size_t>(std::lower_bound(indptr.begin(), indptr.end(), entries) - indptr.begin());
+    const int groups = pool_.threads() / mine.slices;
+    for (int turn = 0; turn < groups; ++turn) {  // begun at different places: neighbours share lines of the state
+      const int of = mine.slice * groups + (thread + turn) % groups;
+      const Batch::Features& part = batch.features(of);
+      const auto update_slot = [&](std::size_t slot) {
+        const std::int32_t from = part.indptr[slot];
+        kern.weighted_sum(dh + mine.begin, ld_, part.points.data() + from, part.values.data() + from,
+                          part.indptr[slot + 1] - from, nullptr, g, mine.units());
+        const std::int64_t feature = part.ids[slot];
+        state_.update_units(feature, mine.begin, mine.units(), weights_.data() + feature * ld_ + mine.begin, g, step_size);
       };
-      const std::size_t last = std::min(cut(thread + 1), batch.features().size());
-      for (std::size_t slot = cut(thread); slot < last; ++slot) {
-        if (slot + kAhead < last) {
-          const std::int64_t next = batch.features()[slot + kAhead];
-          for (std::ptrdiff_t i = 0; i < ld_; i += 16) __builtin_prefetch(weights_.data() + next * ld_ + i, 1);
-          __builtin_prefetch(state_.accum().data() + next * state_.blocks(), 1);
+      if (state_.optimizer().dense()) {
+        for (std::int64_t f = 0; f < config_.features; ++f) {
+          const auto feature = static_cast<std::int32_t>(f);
+          if (batch.thread_of(feature) != static_cast<std::uint32_t>(of)) continue;
+          const std::int32_t slot = batch.feature_slot(feature);
+          if (slot >= 0) update_slot(static_cast<std::size_t>(slot));
+          else state_.update_units(f, mine.begin, mine.units(), weights_.data() + f * ld_ + mine.begin, nullptr, step_size);
         }
-        update_slot(slot, g);
+        continue;
+      }
+      for (std::size_t slot = 0; slot < part.ids.size(); ++slot) {
+        if (slot + kAhead < part.ids.size()) {
+          const std::int64_t next = part.ids[slot + kAhead];
+          const float* row = weights_.data() + next * ld_;
+          for (std::ptrdiff_t i = mine.begin; i < mine.end; i += 16) __builtin_prefetch(row + i, 1);
+          state_.prefetch(next);
+        }
+        update_slot(slot);
       }
     }
   });

@@ -29,14 +29,23 @@ struct Kernels {
                       std::ptrdiff_t count, std::ptrdiff_t n);
   // y += a * x.
   void (*axpy)(float a, const float* x, float* y, std::ptrdiff_t n);
-  // Over columns of x [rows, ld]: max[j] and sum[j] = sum_i exp(x[i][j] - max[j]) (0 and -inf without a finite value).
-  void (*column_log_sum)(const float* x, std::ptrdiff_t rows, std::ptrdiff_t ld, std::ptrdiff_t n, float* max,
-                         float* sum);
+  // Over columns of x [rows, ld], z[i][j] = x[i][j] + shift[i]: max[j] = max_i z[i][j], x[i][j] = exp(z[i][j] - max[j])
+  // and sum[j], their sum (0 and -inf without a finite value).
+  void (*column_exp_sum)(float* x, std::ptrdiff_t rows, std::ptrdiff_t ld, std::ptrdiff_t n, const float* shift,
+                         float* max, float* sum);
   // max[j] = max_i x[i][j].
   void (*column_max)(const float* x, std::ptrdiff_t rows, std::ptrdiff_t ld, std::ptrdiff_t n, float* max);
   // lse[j] = log-sum-exp of `parts` partial results (max, sum), each [parts, ld], in ascending order.
   void (*combine_log_sum)(const float* max, const float* sum, std::ptrdiff_t parts, std::ptrdiff_t ld,
                           std::ptrdiff_t n, float* lse);
+  // x[j] *= y[j].
+  void (*multiply)(float* x, const float* y, std::ptrdiff_t n);
+  // derivative[j] = (h[j] > 0 ? 1 : slope) * factor[j] (1 if factor is null); h[j] *= derivative[j].
+  void (*activate)(float* h, const float* factor, float slope, float* derivative, std::ptrdiff_t n);
+  // factor[8 g + i] = 0 where draw i (16 bits) of Philox counter (a + g, b) under `key` is below `threshold`, else `keep`;
+  // g < groups.
+  void (*dropout)(const std::uint32_t key[2], std::uint64_t a, std::uint64_t b, std::ptrdiff_t groups,
+                  std::uint32_t threshold, float keep, float* factor);
   // x[j] = exp(x[j] - shift[j]) * scale[j].
   void (*softmax_gradient)(float* x, const float* shift, const float* scale, std::ptrdiff_t n);
   // log(sum exp x) over n, -inf when empty.

@@ -54,13 +54,24 @@ class RowState {
 
   // Updates row `row` with weights w; g may be null for a zero gradient.
   void update(std::int64_t row, float* w, const float* g, float step_size) {
+    update_units(row, 0, width_, w, g, step_size);
+  }
+
+  // The same for `count` units from `begin`, a border of blocks: w and g point at the first of them.
+  void update_units(std::int64_t row, std::int64_t begin, std::int64_t count, float* w, const float* g,
+                    float step_size) {
     const Kernels& kern = kernels();
     if (optimizer_.dense()) {
-      kern.adam(w, m_.data() + row * ld_, v_.data() + row * ld_, g, width_, step_size, optimizer_.beta1,
+      kern.adam(w, m_.data() + row * ld_ + begin, v_.data() + row * ld_ + begin, g, count, step_size, optimizer_.beta1,
                 optimizer_.beta2, optimizer_.eps);
     } else if (g != nullptr) {
-      kern.adagrad(w, accum_.data() + row * blocks_, g, width_, block_, step_size, optimizer_.eps);
+      kern.adagrad(w, accum_.data() + row * blocks_ + begin / block_, g, count, block_, step_size, optimizer_.eps);
     }
+  }
+
+  // Asks for the state of a row that is about to be updated.
+  void prefetch(std::int64_t row) const {
+    if (!optimizer_.dense()) __builtin_prefetch(accum_.data() + row * blocks_, 1);
   }
 
   const Optimizer& optimizer() const { return optimizer_; }

@@ -64,6 +64,7 @@ class OutputLayer {
 
  private:
   const float* row_weights(std::int32_t row) const { return weights_.data() + std::ptrdiff_t{row} * config_.hidden; }
+  void prefetch_rows(std::size_t position, std::size_t end) const;  // the next rows of a product, at most to `end`
   std::size_t tile_rows() const;  // rows that are reduced together; depends on the number of active rows alone
   std::pair<std::size_t, std::size_t> own_range(std::size_t begin, std::size_t end) const;
   void update_row(std::int32_t row, const float* g, float bias_gradient, float step_size);
@@ -88,7 +89,8 @@ class OutputLayer {
   const float* h_ = nullptr;   // of the last forward: must live until update
   std::size_t points_ = 0;
   std::ptrdiff_t ld_ = 0;      // row stride of the shared logits
-  Buffer<float> logits_;       // shared: [active rows, ld_]; pairs: [pairs]
+  Buffer<float> logits_;       // shared: [active rows, ld_], as exponentials after forward; pairs: [pairs]
+  std::vector<float> own_logits_;  // shared: of active_.own
   Buffer<float> part_max_, part_sum_, scale_, target_, copy_;
   std::vector<std::int64_t> point_indptr_, point_pairs_;  // pairs: positions of a point's pairs, ascending
   std::vector<std::uint8_t> pair_own_;

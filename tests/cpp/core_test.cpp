@@ -75,16 +75,22 @@ void test_kernels(const Kernels& kern) {
     auto logits = draw(random, static_cast<std::size_t>(rows) * size, 5.0f);
     const float minus_inf = -std::numeric_limits<float>::infinity();
     for (std::ptrdiff_t r = 0; r < rows; ++r) logits[static_cast<std::size_t>(r) * size] = minus_inf;
-    std::vector<float> max(2 * size), sum(2 * size), lse(size), column_max(size);
-    kern.column_log_sum(logits.data(), 20, n, n, max.data(), sum.data());
-    kern.column_log_sum(logits.data() + 20 * n, rows - 20, n, n, max.data() + size, sum.data() + size);
+    std::vector<float> max(2 * size), sum(2 * size), lse(size), column_max(size), shift_by(37);
+    for (std::size_t r = 0; r < shift_by.size(); ++r) shift_by[r] = 0.1f * static_cast<float>(r % 5);
+    auto exponentials = logits;
+    kern.column_exp_sum(exponentials.data(), 20, n, n, shift_by.data(), max.data(), sum.data());
+    kern.column_exp_sum(exponentials.data() + 20 * n, rows - 20, n, n, shift_by.data() + 20, max.data() + size, sum.data() + size);
     kern.combine_log_sum(max.data(), sum.data(), 2, n, n, lse.data());
     kern.column_max(logits.data(), rows, n, n, column_max.data());
     for (std::size_t i = 0; i < size; ++i) {
-      std::vector<double> column;
-      for (std::ptrdiff_t r = 0; r < rows; ++r) column.push_back(logits[static_cast<std::size_t>(r) * size + i]);
+      std::vector<double> column, shifted;
+      for (std::size_t r = 0; r < static_cast<std::size_t>(rows); ++r) {
+        column.push_back(logits[r * size + i]);
+        shifted.push_back(column[r] + shift_by[r]);
+        if (i > 0) near(exponentials[r * size + i], std::exp(shifted[r] - max[r < 20 ? i : size + i]), 2e-6, at + "column_exp_sum");
+      }
       near(column_max[i], *std::max_element(column.begin(), column.end()), 0.0, at + "column_max");
-      near(lse[i], i == 0 ? double{minus_inf} : reference::log_sum_exp(column), 1e-5, at + "column log-sum-exp");
+      near(lse[i], i == 0 ? double{minus_inf} : reference::log_sum_exp(shifted), 1e-5, at + "column log-sum-exp");
     }
     std::vector<double> row(logits.begin() + n, logits.begin() + 2 * n);
     near(kern.log_sum_exp(logits.data() + n, n), reference::log_sum_exp(row), 1e-5, at + "log_sum_exp");
@@ -95,6 +101,17 @@ void test_kernels(const Kernels& kern) {
     kern.softmax_gradient(gradient.data(), shift.data(), bias.data(), n);
     for (std::size_t i = 0; i < size; ++i)
       near(gradient[i], std::exp(double{before[i]} - shift[i]) * bias[i], 2e-6, at + "softmax_gradient");
+
+    auto product = before;
+    kern.multiply(product.data(), w.data(), n);
+    auto activation = before;
+    std::vector<float> derivative(size);
+    kern.activate(activation.data(), bias.data(), 0.4f, derivative.data(), n);
+    for (std::size_t i = 0; i < size; ++i) {
+      near(product[i], double{before[i]} * w[i], 1e-6, at + "multiply");
+      near(derivative[i], (before[i] > 0.0f ? 1.0 : 0.4) * bias[i], 1e-6, at + "activate's derivative");
+      near(activation[i], double{before[i]} * derivative[i], 1e-6, at + "activate");
+    }
 
     auto weight = w;
     std::vector<float> state(size, 0.25f);
@@ -120,6 +137,16 @@ void test_kernels(const Kernels& kern) {
     const float scale = kern.quantise(w.data(), n, small.data());
     kern.dequantise(small.data(), scale, n, restored.data(), true);
     for (std::size_t i = 0; i < size; ++i) near(restored[i] - 1.0, w[i], 0.51 * scale + 1e-6, at + "int8");
+  }
+  // Dropout: the halves of Philox's words, in order.
+  const Philox dropout(5, Purpose::kDropout);
+  const std::ptrdiff_t groups = 21;
+  std::vector<float> factors(static_cast<std::size_t>(groups) * 8);
+  kern.dropout(dropout.key(), (std::uint64_t{1} << 32) - 3, 77, groups, 20000, 1.5f, factors.data());
+  for (std::size_t g = 0; g < static_cast<std::size_t>(groups); ++g) {
+    const auto words = dropout((std::uint64_t{1} << 32) - 3 + g, 77);
+    for (std::size_t i = 0; i < 8; ++i)
+      near(factors[8 * g + i], (words[i / 2] >> (16 * (i % 2)) & 0xFFFFu) < 20000 ? 0.0 : 1.5, 0.0, isa + " dropout");
   }
   // Normal numbers: the Box-Muller transform of Philox's words, and the moments of many.
   const Philox philox(9, Purpose::kInputWeights);
