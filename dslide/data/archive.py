@@ -31,24 +31,27 @@ class Unusable(Exception):
 
 
 def expected_kind(name: str) -> str:
-    """What a file called `name` should be: "zip", "tar", ".gz", ".bz2", ".xz" or "" (a plain file)."""
-    suffixes = PurePosixPath(name.lower()).suffixes
-    if suffixes[-1:] == [".zip"]:
+    """What a file called `name` should be: "zip", "tar", "tar.gz" or alike, ".gz" or alike, "" (plain)."""
+    name = name.lower()
+    for short in (".tgz", ".tbz2", ".txz"):
+        name = name.replace(short, f".tar.{short[2:]}")
+    *_, before, last = ["", "", *PurePosixPath(name).suffixes]
+    if last == ".zip":
         return "zip"
-    if ".tar" in suffixes[-2:] or suffixes[-1:] in ([".tgz"], [".tbz2"], [".txz"]):
-        return "tar"
-    return suffixes[-1] if suffixes and suffixes[-1] in COMPRESSED else ""
+    if last == ".tar" or (before == ".tar" and last in COMPRESSED):
+        return f"tar{last if last in COMPRESSED else ''}"
+    return last if last in COMPRESSED else ""
 
 
 def kind(path: Path) -> str:
     """What the file is by its content, named as in `expected_kind`; an `.npz` is a plain file, no archive."""
     with path.open("rb") as file:
         head = file.read(8)
-    if path.suffix != ".npz" and (head.startswith(b"PK\x03\x04") or zipfile.is_zipfile(path)):
-        return "zip"
+    if path.suffix != ".npz" and head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return "zip"  # is_zipfile looks at the end, and takes a tar archive of npz files for one
     try:
         if tarfile.is_tarfile(path):
-            return "tar"
+            return f"tar{_compression(head)}"
     except DAMAGED:  # a compressed file that is cut; is_tarfile catches TarError alone
         pass
     return _compression(head)
@@ -68,14 +71,14 @@ def check(path: Path, name: str, members: Sequence[str]) -> None:
     wanted, found = expected_kind(name), kind(path)
     if wanted == "zip" and found == "zip" and not zipfile.is_zipfile(path):
         raise Unusable("a zip archive without its end: cut while it was downloaded or copied")
-    if wanted == "tar" and found in COMPRESSED:
+    if wanted.startswith("tar") and wanted == f"tar{found}":
         raise Unusable("a tar archive that can't be read: cut while it was downloaded or copied")
     if wanted != found and wanted:
-        what = f"{wanted.lstrip('.')} {'archive' if wanted in ('zip', 'tar') else 'file'}"
+        what = f"{wanted.lstrip('.')} {'file' if wanted in COMPRESSED else 'archive'}"
         raise Unusable(f"not a {what}: it begins with {head[:8]!r}")
     try:
         with progress() as bar, bar.task(f"checking {name}", 0) as advance:
-            if wanted == "tar":
+            if wanted.startswith("tar"):
                 _read_tar(path, members, advance)
             else:
                 for member in members:
@@ -89,9 +92,9 @@ def check(path: Path, name: str, members: Sequence[str]) -> None:
 
 
 def _read_tar(path: Path, members: Sequence[str], advance: Advance) -> None:
-    """Reads a tar archive once from its beginning to its end."""
+    """Reads a tar archive once from its beginning to its end, then on to gzip's checksum."""
     names = []
-    with tarfile.open(path, "r|*") as archive:
+    with open_file(path) as (whole, _), tarfile.open(fileobj=whole, mode="r|") as archive:
         for entry in archive:
             if entry.isfile():
                 names.append(str(PurePosixPath(entry.name)))
@@ -99,6 +102,8 @@ def _read_tar(path: Path, members: Sequence[str], advance: Advance) -> None:
                 assert stream is not None
                 while block := stream.read(_CHUNK):
                     advance(len(block))
+        while whole.read(_CHUNK):
+            pass
     for member in members:
         locate(path, names, member)
 
@@ -115,7 +120,7 @@ def open_member(path: Path, member: str) -> Iterator[tuple[BinaryIO, int]]:
             archive = stack.enter_context(zipfile.ZipFile(path))
             inner = archive.getinfo(locate(path, archive.namelist(), member))
             yield cast(BinaryIO, stack.enter_context(archive.open(inner))), inner.file_size
-        elif found == "tar":
+        elif found.startswith("tar"):
             tar = stack.enter_context(tarfile.open(path))
             entry = _find_in_tar(path, tar, member)
             stream = tar.extractfile(entry)

@@ -142,7 +142,7 @@ def _unpacked(entry: Entry, given: Path) -> list[tuple[str, Path, str]]:
     if not given.exists():
         raise Unusable("No such file or directory")
     if given.is_file():
-        if archive.kind(given) in ("zip", "tar"):
+        if archive.kind(given).startswith(("zip", "tar")):
             return [(member, given, member) for member in entry.members]
         if len(entry.members) == 1:
             return [(entry.members[0], given, "")]

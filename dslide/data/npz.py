@@ -136,7 +136,9 @@ class _Matrix:
             if count and (indices.min() < 0 or indices.max() >= self.shape[1]):
                 raise UserError(f"{self.name}: ids outside 0..{self.shape[1] - 1} in rows {begin}..{end - 1}")
             ids, borders = indices.astype(np.int32), (indptr - indptr[0]).astype(np.int32)
-            rows = csr_matrix((values.astype(np.float32), ids, borders), (end - begin, self.shape[1]))
+            with np.errstate(over="ignore"):  # looked for below
+                numbers = values.astype(np.float32)
+            rows = csr_matrix((numbers, ids, borders), (end - begin, self.shape[1]))
         if not np.isfinite(rows.data).all():
             raise UserError(f"{self.name}: values that aren't finite in float32 in rows {begin}..{end - 1}")
         rows.has_canonical_format = False  # looked at only now: nobody has said so
