@@ -118,9 +118,13 @@ class SamplerConfig(Strict):
 
 
 class OptimizerConfig(Strict):
-    """Row-wise Adagrad (one float of state a row and block) or dense Adam."""
+    """Row-wise Adagrad (one float of state a row and block), or Adam.
 
-    kind: Literal["adagrad", "adam"] = "adagrad"
+    `adam` moves every weight at every step, as the published SLIDE does. `adam-catch-up` is the same method
+    to within rounding: rows that get no gradient make their missed steps together, when they are next read.
+    """
+
+    kind: Literal["adagrad", "adam", "adam-catch-up"] = "adagrad"
     learning_rate: float = Field(default=0.1, gt=0)
     decay: Literal["linear", "constant"] = Field(
         default="linear", description="linear: to 0 over the run's total steps"
@@ -134,6 +138,12 @@ class OptimizerConfig(Strict):
     initial_accumulator_output: float = Field(
         default=1e-7, ge=0, description="Adagrad's first accumulator, output rows"
     )
+
+    @model_validator(mode="after")
+    def _betas(self) -> "OptimizerConfig":
+        if self.kind == "adam-catch-up" and self.beta1 > self.beta2**5:
+            raise ValueError("kind adam-catch-up needs beta1 <= beta2^5; take kind adam, or another beta")
+        return self
 
 
 class TrainConfig(Strict):

@@ -57,7 +57,9 @@ class Shape:
         own = self.label_cuts[rank + 1] - self.label_cuts[rank]
         weights = self.features * h + own * self.hidden
         state = (
-            2 * weights if config.optimizer.kind == "adam" else self.features * (h // STATE_BLOCK + 1) + own
+            self.features * (h // STATE_BLOCK + 1) + own
+            if config.optimizer.kind == "adagrad"
+            else 2 * weights
         )
         batch, sampler = config.batch_size, config.sampler
         extras = sampler.uniform_extras + sampler.log_uniform_extras + batch * sampler.lsh_extras
@@ -110,6 +112,11 @@ class Network:
         """The output rows' data-dependent start, from the training points' core CSR views."""
         if self.config.network.output_init == "class-mean":
             self.output.class_mean_init(x, y, self._input_units(0, self.shape.hidden))
+
+    def settle(self) -> None:
+        """Makes the steps that rows wait for (adam-catch-up); a training step alone may read rows without."""
+        self.input.settle()
+        self.output.settle()
 
     def _input_units(self, begin: int, end: int) -> Any:
         net = self.config.network

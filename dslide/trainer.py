@@ -126,6 +126,7 @@ class Trainer:
                 until = min(until, self.step - self.step % config.checkpoint_every + config.checkpoint_every)
             clock.start()
             status = self._steps(until)
+            self.network.settle()  # on the clock: dense Adam would have moved these rows at every step
             clock.stop()
             if self.step in evaluate_at and status == "done":
                 status = self._evaluate(status)

@@ -145,7 +145,7 @@ def test_core_gradients_against_finite_differences(kind, network, point_weight):
             assert change[spot] == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=2e-3, abs=2e-6)
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "adam-catch-up"])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("kind", "network", "point_weight"), CASES)
 def test_core_steps_equal_the_reference(kind, network, point_weight, optimizer, threads):

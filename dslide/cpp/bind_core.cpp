@@ -73,7 +73,7 @@ py::array view(Buffer<float>& buffer, std::vector<py::ssize_t> shape, py::handle
 
 py::dict state_views(RowState& state, std::int64_t rows, std::int64_t width, py::handle owner) {
   py::dict views;
-  if (state.optimizer().dense()) {
+  if (state.optimizer().moments()) {
     views["m"] = view(state.m(), {rows, width}, owner);
     views["v"] = view(state.v(), {rows, width}, owner);
   } else {
@@ -86,7 +86,8 @@ Optimizer make_optimizer(const std::string& kind, float eps, float beta1, float 
   Optimizer optimizer;
   if (kind == "adagrad") optimizer.kind = Optimizer::Kind::kAdagrad;
   else if (kind == "adam") optimizer.kind = Optimizer::Kind::kAdam;
-  else throw py::value_error("unknown optimizer '" + kind + "'; choose adagrad or adam");
+  else if (kind == "adam-catch-up") optimizer.kind = Optimizer::Kind::kAdamCatchUp;
+  else throw py::value_error("unknown optimizer '" + kind + "'; choose adagrad, adam or adam-catch-up");
   optimizer.eps = eps;
   optimizer.beta1 = beta1;
   optimizer.beta2 = beta2;
@@ -155,7 +156,8 @@ void bind_layers(py::module_& m) {
         float* data = dh.mutable_data();
         py::gil_scoped_release release;
         layer.backward(batch, data, lr, step);
-      }, py::arg("batch"), py::arg("dh").noconvert(), py::arg("lr"), py::arg("step"));
+      }, py::arg("batch"), py::arg("dh").noconvert(), py::arg("lr"), py::arg("step"))
+      .def("settle", &InputLayer::settle, NoGil(), "Brings rows that wait for missed steps up to date");
 
   py::class_<OutputLayer>(m, "OutputLayer")
       .def(py::init([](Pool& pool, std::int64_t labels_total, std::int64_t label_begin, std::int64_t label_end,
@@ -210,6 +212,7 @@ void bind_layers(py::module_& m) {
         return layer.backward(batch, from, to, weight_labels, global_batch);
       }, py::arg("batch"), py::arg("lse").noconvert(), py::arg("dh").noconvert(), py::arg("weight_labels"), py::arg("global_batch"))
       .def("update", &OutputLayer::update, py::arg("lr"), py::arg("step"), NoGil())
+      .def("settle", &OutputLayer::settle, NoGil(), "Brings rows that wait for missed steps up to date")
       .def_property_readonly("active_rows", &OutputLayer::active_rows)
       .def_property_readonly("active_pairs", &OutputLayer::active_pairs)
       .def("topk", [](const OutputLayer& layer, const Array<float>& h, int k, Array<std::int32_t>& ids, Array<float>& scores) {

@@ -43,6 +43,11 @@ InputLayer::Share InputLayer::share(int thread) const {
           pool_.threads() / groups};
 }
 
+void InputLayer::settle() {
+  state_.settle(pool_, weights_.data());
+  bias_state_.settle(pool_, bias_.data());
+}
+
 void InputLayer::forward(const Batch& batch, float* out, bool train) {
   if (ld_ == 0) return;
   const Kernels& kern = kernels();
@@ -51,6 +56,12 @@ void InputLayer::forward(const Batch& batch, float* out, bool train) {
   // Eight 16-bit draws a call; a unit is dropped where its draw lies below this.
   const auto threshold = static_cast<std::uint32_t>(config_.dropout * 65536.0f + 0.5f);
   const Philox random(config_.seed, Purpose::kDropout);
+  if (train && state_.optimizer().catches_up()) {
+    pool_.run([&](int thread) {
+      for (const std::int64_t feature : batch.features(thread).ids)
+        state_.catch_up(feature, weights_.data() + feature * ld_);
+    });
+  }
   if (train) derivative_.at_least(batch.size() * static_cast<std::size_t>(ld_));
   pool_.run([&](int thread) {
     const Share mine = share(thread);
@@ -121,6 +132,7 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
           state_.prefetch(next);
         }
         update_slot(slot);
+        if (mine.begin == 0) state_.updated(part.ids[slot]);
       }
     }
   });
@@ -130,6 +142,8 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
     for (std::size_t p = 0; p < batch.size(); ++p) kern.axpy(1.0f, dh + static_cast<std::ptrdiff_t>(p) * ld_, g, ld_);
     bias_state_.update(0, bias_.data(), g, step_size);
   }
+  state_.finish_step(step_size);
+  bias_state_.finish_step(step_size);
 }
 
 }  // namespace dslide

@@ -35,6 +35,9 @@ class InputLayer {
   // `step` counts from 1.
   void backward(const Batch& batch, float* dh, float lr, std::uint64_t step);
 
+  // Adam with catch-up: makes all missed steps. Needed before anything but a training step reads weights or state.
+  void settle();
+
   std::int64_t width() const { return config_.hidden_end - config_.hidden_begin; }
   std::ptrdiff_t ld() const { return ld_; }
   const InputConfig& config() const { return config_; }

@@ -55,6 +55,10 @@ struct Kernels {
   // Adam; g may be null (a zero gradient): w -= lr * m / (sqrt(v) + eps).
   void (*adam)(float* w, float* m, float* v, const float* g, std::ptrdiff_t n, float lr, float beta1, float beta2,
                float eps);
+  // Adam's steps without a gradient, all at once (missed_steps.hpp): d = 1 / (sqrt(v) + eps), u = sqrt(v) d,
+  // w -= m d (terms[0] + u terms[1] + ...), then m *= decay1, v *= decay2.
+  void (*adam_missed)(float* w, float* m, float* v, std::ptrdiff_t n, const float* terms, int count, float decay1,
+                      float decay2, float eps);
   // Standard normal numbers times `std`, four a counter: out[(r * columns + c) * 4 ..] has those of Philox counter
   // (a + r, b + c) under `key`, by Box-Muller.
   void (*normals)(const std::uint32_t key[2], std::uint64_t a, std::uint64_t b, std::ptrdiff_t rows,

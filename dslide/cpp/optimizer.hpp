@@ -8,18 +8,23 @@
 
 #include "buffer.hpp"
 #include "kernels.hpp"
+#include "missed_steps.hpp"
+#include "pool.hpp"
 
 namespace dslide {
 
 // Adagrad keeps one float a row and block of `block` units: state += mean(g^2), w -= lr g / (sqrt(state) + eps).
 // Adam (Kingma & Ba 2015) keeps two floats a weight and moves every row at every step, rows without a gradient
 // included, as the published SLIDE does: w -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
+// Adam with catch-up is the same, but leaves a row without a gradient alone until it is next read (missed_steps.hpp).
 struct Optimizer {
-  enum class Kind { kAdagrad, kAdam };
+  enum class Kind { kAdagrad, kAdam, kAdamCatchUp };
   Kind kind = Kind::kAdagrad;
   float eps = 1e-8f, beta1 = 0.9f, beta2 = 0.999f, initial_accumulator = 0.0f;
 
-  bool dense() const { return kind == Kind::kAdam; }
+  bool moments() const { return kind != Kind::kAdagrad; }    // keeps m and v
+  bool dense() const { return kind == Kind::kAdam; }           // moves every row at every step
+  bool catches_up() const { return kind == Kind::kAdamCatchUp; }
 
   // The step size with Adam's bias correction; `step` counts from 1.
   float step_size(float lr, std::uint64_t step) const {
@@ -40,7 +45,9 @@ class RowState {
     block_ = block;
     blocks_ = width == 0 ? 0 : (width + block - 1) / block;
     const auto n = static_cast<std::size_t>(rows);
-    if (optimizer.dense()) {
+    own_step_.reset(optimizer.catches_up() ? n : 0);
+    if (optimizer.catches_up()) missed_.reset(optimizer.beta1, optimizer.beta2);
+    if (optimizer.moments()) {
       accum_.reset(0);
       m_.reset(n * static_cast<std::size_t>(ld));
       v_.reset(n * static_cast<std::size_t>(ld));
@@ -52,16 +59,29 @@ class RowState {
     }
   }
 
-  // Updates row `row` with weights w; g may be null for a zero gradient.
-  void update(std::int64_t row, float* w, const float* g, float step_size) {
-    update_units(row, 0, width_, w, g, step_size);
+  // Makes the steps that row `row` with weights w has missed. A row must be up to date whenever it is read.
+  void catch_up(std::int64_t row, float* w) {
+    std::uint32_t& own_step = own_step_[static_cast<std::size_t>(row)];
+    if (own_step == missed_.now()) return;
+    const MissedSteps::Since since = missed_.since(own_step);
+    kernels().adam_missed(w, m_.data() + row * ld_, v_.data() + row * ld_, width_, since.terms, missed_.count(),
+                          since.decay1, since.decay2, optimizer_.eps);
+    own_step = missed_.now();
   }
 
-  // The same for `count` units from `begin`, a border of blocks: w and g point at the first of them.
+  // Updates row `row` with weights w; g may be null for a zero gradient. finish_step() ends the step.
+  void update(std::int64_t row, float* w, const float* g, float step_size) {
+    if (optimizer_.catches_up()) catch_up(row, w);
+    update_units(row, 0, width_, w, g, step_size);
+    updated(row);
+  }
+
+  // The same in parts, for a row that is up to date: `count` units from `begin`, a border of blocks; w and g point at the
+  // first of them. updated() must follow once.
   void update_units(std::int64_t row, std::int64_t begin, std::int64_t count, float* w, const float* g,
                     float step_size) {
     const Kernels& kern = kernels();
-    if (optimizer_.dense()) {
+    if (optimizer_.moments()) {
       kern.adam(w, m_.data() + row * ld_ + begin, v_.data() + row * ld_ + begin, g, count, step_size, optimizer_.beta1,
                 optimizer_.beta2, optimizer_.eps);
     } else if (g != nullptr) {
@@ -69,9 +89,34 @@ class RowState {
     }
   }
 
-  // Asks for the state of a row that is about to be updated.
+  void updated(std::int64_t row) {
+    if (optimizer_.catches_up()) own_step_[static_cast<std::size_t>(row)] = missed_.now() + 1;
+  }
+
+  // Asks for the state of a row that update() is about to want.
   void prefetch(std::int64_t row) const {
-    if (!optimizer_.dense()) __builtin_prefetch(accum_.data() + row * blocks_, 1);
+    if (!optimizer_.moments()) return __builtin_prefetch(accum_.data() + row * blocks_, 1);
+    for (std::int64_t i = 0; i < width_; i += 16) {
+      __builtin_prefetch(m_.data() + row * ld_ + i, 1);
+      __builtin_prefetch(v_.data() + row * ld_ + i, 1);
+    }
+  }
+
+  // To be called once, after all rows that have a gradient were updated.
+  void finish_step(float step_size) {
+    if (optimizer_.catches_up()) missed_.advance(step_size);
+  }
+
+  // Brings all rows of `weights` [rows, ld] up to date.
+  void settle(Pool& pool, float* weights) {
+    if (!optimizer_.catches_up()) return;
+    pool.ranges(own_step_.size(), 1, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t row = begin; row < end; ++row) {
+        catch_up(static_cast<std::int64_t>(row), weights + static_cast<std::ptrdiff_t>(row) * ld_);
+        own_step_[row] = 0;
+      }
+    });
+    missed_.clear();
   }
 
   const Optimizer& optimizer() const { return optimizer_; }
@@ -85,6 +130,8 @@ class RowState {
   std::int64_t width_ = 0, block_ = 0, blocks_ = 0;
   std::ptrdiff_t ld_ = 0;
   Buffer<float> accum_, m_, v_;
+  MissedSteps missed_;
+  Buffer<std::uint32_t> own_step_;  // catch-up: of each row, in missed_'s count
 };
 
 }  // namespace dslide

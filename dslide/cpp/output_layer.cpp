@@ -110,6 +110,7 @@ void OutputLayer::forward(const Batch& batch, const float* h, Sampler& sampler, 
   sampler.select(batch, h, active_);
   h_ = h;
   points_ = batch.size();
+  if (state_.optimizer().catches_up()) catch_up_active();
   if (active_.shared) forward_shared(h, points_, lse);
   else forward_pairs(h, points_, lse);
 }
@@ -146,6 +147,23 @@ void OutputLayer::update(float lr, std::uint64_t step) {
   if (active_.shared) update_shared(step_size);
   else update_pairs(step_size);
   if (state_.optimizer().dense()) update_inactive(step_size);
+  state_.finish_step(step_size);
+  bias_state_.finish_step(step_size);
+}
+
+void OutputLayer::settle() {
+  state_.settle(pool_, weights_.data());
+  bias_state_.settle(pool_, bias_.data());
+}
+
+void OutputLayer::catch_up_active() {
+  pool_.ranges(active_.row_count, 1, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t position = begin; position < end; ++position) {
+      const std::ptrdiff_t row = active_.row(position);
+      state_.catch_up(row, weights_.data() + row * config_.hidden);
+      if (config_.bias) bias_state_.catch_up(row, bias_.data() + row);
+    }
+  });
 }
 
 void OutputLayer::update_row(std::int32_t row, const float* g, float bias_gradient, float step_size) {

@@ -48,6 +48,9 @@ class OutputLayer {
   // The weight gradient and the optimiser's step; `step` counts from 1. Uses h of the last forward.
   void update(float lr, std::uint64_t step);
 
+  // Adam with catch-up: makes all missed steps. Needed before anything but a training step reads weights or state.
+  void settle();
+
   // The k highest logits over the shard: ids (global) and scores [points, k], descending, equal scores by lower id;
   // -1 and -inf where the shard has fewer than k labels.
   void topk(const float* h, std::size_t points, int k, std::int32_t* ids, float* scores) const;
@@ -69,6 +72,7 @@ class OutputLayer {
   std::pair<std::size_t, std::size_t> own_range(std::size_t begin, std::size_t end) const;
   void update_row(std::int32_t row, const float* g, float bias_gradient, float step_size);
   void update_inactive(float step_size);
+  void catch_up_active();
 
   void forward_shared(const float* h, std::size_t points, float* lse);
   void gradient_shared(const float* lse, std::size_t points, double* loss_parts);

@@ -56,6 +56,7 @@ void LshSampler::new_functions(std::uint64_t seed) {
 }
 
 void LshSampler::rebuild(std::uint64_t draw) {
+  layer_.settle();
   const auto count = static_cast<std::size_t>(layer_.config().shard.size());
   const int l = config_.hash.l;
   codes_.resize(count * static_cast<std::size_t>(l));

@@ -9,6 +9,7 @@
 
 #include "batch.hpp"
 #include "input_layer.hpp"
+#include "missed_steps.hpp"
 #include "output_layer.hpp"
 #include "philox.hpp"
 #include "reference.hpp"
@@ -132,6 +133,32 @@ void test_kernels(const Kernels& kern) {
       near(m[i], mm, 1e-5, at + "adam m");
       near(weight[i], w[i] - 0.01 * mm / (std::sqrt(vv) + 1e-8), 1e-5, at + "adam weight");
     }
+    // Missed steps at once against one after another, with a rate that changes.
+    for (const std::uint32_t missed : {1u, 2u, 9u, 150u, 4000u}) {
+      MissedSteps steps;
+      steps.reset(0.9f, 0.999f);
+      weight = w;
+      m = bias;
+      for (std::size_t i = 0; i < size; ++i) v[i] = std::pow(10.0f, -static_cast<float>(i % 14));
+      std::vector<double> want(w.begin(), w.end()), mm(m.begin(), m.end()), vv(v.begin(), v.end());
+      for (int before = 0; before < 3; ++before) steps.advance(1.0f);
+      for (std::uint32_t k = 0; k < missed; ++k) {
+        const float rate = 0.002f / static_cast<float>(1 + k);
+        steps.advance(rate);
+        for (std::size_t i = 0; i < size; ++i) {
+          mm[i] *= double{0.9f};
+          vv[i] *= double{0.999f};
+          want[i] -= rate * mm[i] / (std::sqrt(vv[i]) + 1e-4);
+        }
+      }
+      const auto since = steps.since(3);
+      kern.adam_missed(weight.data(), m.data(), v.data(), n, since.terms, steps.count(), since.decay1, since.decay2, 1e-4f);
+      for (std::size_t i = 0; i < size; ++i) {
+        near(weight[i], want[i], 1e-6, at + "adam_missed weight");
+        near(m[i], mm[i], 1e-6, at + "adam_missed m");
+        near(v[i] / vv[i], 1.0, 1e-5, at + "adam_missed v");
+      }
+    }
     std::vector<std::int8_t> small(size);
     std::vector<float> restored(size, 1.0f);
     const float scale = kern.quantise(w.data(), n, small.data());
@@ -226,7 +253,7 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
   config.hidden_total = config.hidden_end = kHidden;
   config.slope = 0.4f;
   config.dropout = 0.25f;
-  config.bias = kind == Optimizer::Kind::kAdam;
+  config.bias = kind != Optimizer::Kind::kAdagrad;
   config.seed = 5;
   InputLayer input(pool, config);
   OutputConfig out;
@@ -302,7 +329,7 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
 
 void test_training() {
   for (const std::string sampler : {"full", "in-batch", "simhash", "dwta", "wta", "doph", "shared union"}) {
-    for (const auto kind : {Optimizer::Kind::kAdagrad, Optimizer::Kind::kAdam}) {
+    for (const auto kind : {Optimizer::Kind::kAdagrad, Optimizer::Kind::kAdam, Optimizer::Kind::kAdamCatchUp}) {
       for (const std::int64_t labels : {1, 37, 700}) {
         double loss1 = 0.0, loss3 = 0.0;
         const auto one = train(1, sampler, kind, labels, &loss1);
