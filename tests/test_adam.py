@@ -158,7 +158,7 @@ def test_what_is_saved_and_evaluated_is_settled(tmp_path):
         )
         out = tmp_path / kind
         train(config, dataset, LocalComm(), Recorder(out), out)
-        weights.append(Model.load(out, LocalComm()).network.weights())
+        weights.append(Model.load(out, LocalComm()).networks[0].weights())
     for name, array in weights[0].items():
         np.testing.assert_allclose(weights[1][name], array, rtol=5e-3, atol=5e-5, err_msg=name)
 
