@@ -21,6 +21,7 @@ from dslide.data import download, fetch, load, prepare
 from dslide.data.catalogue import entry
 from dslide.data.cli import app
 from dslide.data.dataset import prepare_archive, state
+from dslide.data.format import file_sha256
 from dslide.errors import UserError
 
 ORIGINAL, COPY = (str(source.gdrive) for source in entry(NAME).sources)
@@ -169,7 +170,7 @@ def test_a_server_that_does_not_resume_is_asked_for_all(drive: Drive) -> None:
 def test_what_does_not_fit_is_not_begun(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     _enlarge(drive)
     usage = shutil.disk_usage(".")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
     with pytest.raises(UserError, match=r"Amazon-670K: the archive needs about .* GB .*0\.00 GB free"):
         fetch.fetch(entry(NAME))  # the server says how large it is
     rows = {NAME: {**catalogue_row(NAME)}}
@@ -309,15 +310,22 @@ def _prepare_in_a_process(results: "multiprocessing.Queue[str]") -> None:
     results.put(load(prepare(NAME)).hash)
 
 
-def test_two_processes_at_once(drive: Drive) -> None:
+def _fetch_in_a_process(results: "multiprocessing.Queue[str]") -> None:
+    results.put(fetch.fetch(entry(NAME)).sha256)
+
+
+def test_processes_at_once(drive: Drive) -> None:
+    """Two that prepare and one that fetches: one download, one conversion, the same result for all."""
+    drive.behaviour[ORIGINAL] = "slow"
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    processes = [context.Process(target=_prepare_in_a_process, args=(results,)) for _ in range(2)]
+    targets = (_prepare_in_a_process, _prepare_in_a_process, _fetch_in_a_process)
+    processes = [context.Process(target=target, args=(results,)) for target in targets]
     for process in processes:
         process.start()
-    hashes = [results.get(timeout=60) for _ in processes]
+    got = {results.get(timeout=120) for _ in processes}
     for process in processes:
         process.join()
-    assert hashes[0] == hashes[1] == load(NAME).hash
+    assert got == {load(NAME).hash, file_sha256(entry(NAME).raw)}
     assert len(drive.requests) == 1
     np.testing.assert_array_equal(load(NAME).train.x_indptr[:1], [0])

@@ -62,6 +62,14 @@ def _state(name: str) -> str:
     return next(word for word in ("absent", "fetched", "prepared", "out of date") if f" {word} " in line)
 
 
+def test_the_documentation_has_every_row() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "data.md").read_text()
+    for name, row in ROWS.items():
+        assert row.expected is not None
+        train, test, features, labels = (f"{size:,}" for size in row.expected.sizes().values())
+        assert f"| {name} | {train} / {test} | {features} | {labels} |" in text
+
+
 def test_every_row_says_what_it_is() -> None:
     assert {"EURLex-4K", "Amazon-670K", "Text8", "pecos-eurlex-4k", "debian-deps"} <= set(ROWS)
     for name, row in ROWS.items():

@@ -58,10 +58,9 @@ class Expected(pydantic.BaseModel, extra="forbid", frozen=True):
         return {"train": self.train, "test": self.test, "features": self.features, "labels": self.labels}
 
     def prepared_bytes(self) -> int:
-        """About how much room the prepared set takes, 0 if the averages aren't known."""
-        if self.labels_per_point is None or self.nnz_per_point is None:
-            return 0
-        return int((self.train + self.test) * (16 + 8 * self.nnz_per_point + 4 * self.labels_per_point))
+        """About how much room the prepared set takes; without the averages, how much it takes at least."""
+        point = 16 + 8 * (self.nnz_per_point or 0) + 4 * (self.labels_per_point or 0)
+        return int((self.train + self.test) * point)
 
 
 class Propensity(pydantic.BaseModel, extra="forbid", frozen=True):
