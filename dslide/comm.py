@@ -272,12 +272,12 @@ class Exchange:
         return total
 
 
-def combine_lse(lses: Floats) -> Floats:
-    """log(sum(exp(lses))) over axis 0 in float32; -inf where every entry is, nan and +inf pass through."""
+def combine_lse(lses: NDArray[Any]) -> NDArray[Any]:
+    """log(sum(exp(lses))) over axis 0 in their own type; -inf where every entry is, nan and +inf pass."""
     top = lses.max(axis=0)
-    safe = np.where(np.isfinite(top), top, np.float32(0))
+    safe = np.where(np.isfinite(top), top, lses.dtype.type(0))
     with np.errstate(divide="ignore", over="ignore"):
-        return np.asarray(safe + np.log(np.exp(lses - safe).sum(axis=0)), np.float32)
+        return np.asarray(safe + np.log(np.exp(lses - safe).sum(axis=0)), lses.dtype)
 
 
 def payload_per_point(hidden: int, ranks: int, wire: str) -> int:

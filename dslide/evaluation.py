@@ -6,14 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dslide import _core
-from dslide.comm import Exchange, LocalComm
+from dslide.comm import Exchange, LocalComm, combine_lse
 from dslide.data import Points
 from dslide.metrics import merge_topk
 from dslide.network import Network
 from dslide.progress import Progress
 
 ROWS = 512  # points scored together
-_LOGITS = 1 << 25  # numbers held when the exact normaliser is asked for
 _GATHERED = 1 << 22  # weights gathered together for candidates
 _POINTS = 4096  # points whose candidates are exchanged together
 
@@ -41,48 +40,45 @@ class Predictor:
         """`normaliser` also computes the log-sum-exp over all labels, for probabilities."""
         self._network, self._comm, self._pool = network, comm, pool
         self._progress = progress or Progress(None)
-        own = network.labels[1] - network.labels[0]
-        self._rows = max(1, min(ROWS, _LOGITS // max(1, own))) if normaliser else ROWS
-        self._rows = int(-comm.agree(-self._rows))  # the smallest of all ranks
-        self._exchange = Exchange(comm, network.shape.hidden_cuts, "fp32", self._rows)
-        self._full = _core.FullSampler(network.shape.labels, *network.labels) if normaliser else None
+        self._normaliser = normaliser
+        self._exchange = Exchange(comm, network.shape.hidden_cuts, "fp32", ROWS)
 
     def topk(
         self, points: Points, k: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32] | None]:
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64] | None]:
         """Collective. Ids [n, k] (-1 where there are fewer labels), scores [n, k] (logits), and the
         log-sum-exp [n].
 
         Equal scores go to the lower id. The merged lists are on rank 0; elsewhere they are this rank's own.
+        The log-sum-exp is that of all labels everywhere.
         """
         network, n = self._network, len(points)
         batch = _core.Batch(self._pool, *core_csr(points, network.shape.features, network.shape.labels))
         ids = np.full((n, k), -1, np.int32)
         scores = np.full((n, k), -np.inf, np.float32)
-        normaliser = np.zeros(n, np.float32) if self._full is not None else None
+        lse = np.empty(n, np.float64) if self._normaliser else None
         self._comm.paused = True
         try:
-            for begin in range(0, n, self._rows):
-                end = min(n, begin + self._rows)
-                size = end - begin
+            for begin in range(0, n, ROWS):
+                end = min(n, begin + ROWS)
                 batch.select(np.arange(begin, end, dtype=np.int64), 0)
-                network.input.forward(batch, self._exchange.own(size), False)
-                h = self._exchange.gather(size)
-                network.output.topk(h, k, ids[begin:end], scores[begin:end])
-                if normaliser is not None:
-                    lse = np.empty(size, np.float32)
-                    network.output.forward(batch, h, self._full, lse)
-                    normaliser[begin:end] = self._exchange.normalise(lse)
+                network.input.forward(batch, self._exchange.own(end - begin), False)
+                h = self._exchange.gather(end - begin)
+                sums = None if lse is None else lse[begin:end]
+                network.output.topk(h, k, ids[begin:end], scores[begin:end], sums)
                 self._progress.scored(end, n)
         finally:
             self._comm.paused = False
-        everyone = self._comm.gather((ids, scores))
-        if everyone is not None and self._comm.size > 1:
-            ids, scores = merge_topk([part[0] for part in everyone], [part[1] for part in everyone], k)
-        return ids, scores, normaliser
+        if self._comm.size > 1:
+            everyone = self._comm.gather((ids, scores, lse))
+            if everyone is not None:
+                ids, scores = merge_topk([part[0] for part in everyone], [part[1] for part in everyone], k)
+                lse = None if lse is None else combine_lse(np.stack([part[2] for part in everyone]))
+            lse = self._comm.bcast(lse)
+        return ids, scores, lse
 
     def probabilities(
-        self, points: Points, ids: NDArray[np.int32], normaliser: NDArray[np.float32]
+        self, points: Points, ids: NDArray[np.int32], normaliser: NDArray[np.float64]
     ) -> NDArray[np.float32]:
         """Collective. exp(logit - normaliser) float32 [n, c] of the labels `ids` [n, c] that this rank holds;
         0 for the others and for negative ids."""
@@ -95,8 +91,8 @@ class Predictor:
         few = max(1, _GATHERED // max(1, width * network.shape.hidden))
         self._comm.paused = True
         try:
-            for begin in range(0, n, self._rows):
-                end = min(n, begin + self._rows)
+            for begin in range(0, n, ROWS):
+                end = min(n, begin + ROWS)
                 batch.select(np.arange(begin, end, dtype=np.int64), 0)
                 network.input.forward(batch, self._exchange.own(end - begin), False)
                 h = self._exchange.gather(end - begin)
@@ -131,7 +127,7 @@ class EnsemblePredictor:
 
     def topk(
         self, points: Points, k: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64]]:
         """Collective. As Predictor.topk: ids [n, k], log mean probabilities [n, k] and, their log-sum-exp,
         zeros [n]. Ranks other than 0 get lists without entries."""
         n = len(points)
@@ -144,7 +140,7 @@ class EnsemblePredictor:
                 ids[rows[sure], : best.shape[1]] = best[sure]
                 scores[rows[sure], : best.shape[1]] = score[sure]
                 rows, width = rows[~sure], 4 * width
-        return ids, scores, np.zeros(n, np.float32)
+        return ids, scores, np.zeros(n, np.float64)
 
     def _ranked(
         self, points: Points, k: int, width: int
@@ -156,7 +152,7 @@ class EnsemblePredictor:
             assert normaliser is not None
             lists.append(top)
             normalisers.append(normaliser)
-            last += np.exp(score[:, -1] - normaliser)
+            last += np.exp(score[:, -1] - normaliser).astype(np.float32)
         mine = (lists, last) if self._group.rank == 0 else ([], 0)
         everyone = self._comm.gather(mine)
         candidates = None

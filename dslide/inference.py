@@ -32,7 +32,13 @@ class Model:
         folder = path if (path / "manifest.json").exists() else path / "model"
         source = Manifest.read(folder)
         content = source.content
-        shape = Shape.of(content["features"], source.config.network.hidden, content["labels"], comm.size)
+        shape = Shape.of(
+            content["features"],
+            source.config.network.hidden,
+            content["labels"],
+            comm.size,
+            _core.OutputLayer.topk_part,  # so that any number of ranks adds up the same parts
+        )
         pool = _core.Pool(threads or local_threads(comm))
         networks = []
         for member in range(len(content["members"])):
@@ -42,7 +48,7 @@ class Model:
 
     def topk(
         self, points: Points, k: int, where: str, *, normaliser: bool = False
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32] | None]:
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64] | None]:
         """As Predictor.topk, or EnsemblePredictor.topk; UserError naming `where` if the model does not know a
         feature or label."""
         shape = self.networks[0].shape
@@ -65,10 +71,10 @@ class Model:
 
 
 def table(
-    ids: NDArray[np.int32], scores: NDArray[np.float32], lse: NDArray[np.float32], names: list[str] | None
+    ids: NDArray[np.int32], scores: NDArray[np.float32], lse: NDArray[np.float64], names: list[str] | None
 ) -> str:
     """Lines of row, position (from 1), label, probability, tab-separated; missing predictions left out."""
-    probability = np.exp(scores.astype(np.float64) - lse.astype(np.float64)[:, None])
+    probability = np.exp(scores - lse[:, None])
     lines = []
     for row in range(len(ids)):
         for position, label in enumerate(ids[row].tolist()):

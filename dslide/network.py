@@ -41,9 +41,11 @@ class Shape:
     label_cuts: list[int]
 
     @classmethod
-    def of(cls, features: int, hidden: int, labels: int, ranks: int) -> "Shape":
-        """Near-equal blocks; a rank may get no hidden units or no labels."""
-        return cls(features, hidden, labels, cuts(hidden, ranks, STATE_BLOCK), cuts(labels, ranks))
+    def of(cls, features: int, hidden: int, labels: int, ranks: int, label_block: int = 1) -> "Shape":
+        """Near-equal parts of whole blocks; a rank may get no hidden units or no labels."""
+        return cls(
+            features, hidden, labels, cuts(hidden, ranks, STATE_BLOCK), cuts(labels, ranks, label_block)
+        )
 
     def weight_bytes(self, rank: int) -> int:
         """What a rank's weights take, biases aside."""

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -215,18 +216,22 @@ void bind_layers(py::module_& m) {
       .def("settle", &OutputLayer::settle, NoGil(), "Brings rows that wait for missed steps up to date")
       .def_property_readonly("active_rows", &OutputLayer::active_rows)
       .def_property_readonly("active_pairs", &OutputLayer::active_pairs)
-      .def("topk", [](const OutputLayer& layer, const Array<float>& h, int k, Array<std::int32_t>& ids, Array<float>& scores) {
+      .def("topk", [](const OutputLayer& layer, const Array<float>& h, int k, Array<std::int32_t>& ids, Array<float>& scores, std::optional<Array<double>> lse) {
         if (h.ndim() != 2 || k < 1) throw py::value_error("topk: h must be a matrix and k positive");
         const py::ssize_t points = h.shape(0);
         want(h, {points, layer.config().hidden}, "h");
         want(ids, {points, k}, "ids");
         want(scores, {points, k}, "scores");
+        if (lse) want(*lse, {points}, "lse");
         const float* from = h.data();
         std::int32_t* to = ids.mutable_data();
         float* score = scores.mutable_data();
+        double* sums = lse ? lse->mutable_data() : nullptr;
         py::gil_scoped_release release;
-        layer.topk(from, static_cast<std::size_t>(points), k, to, score);
-      }, py::arg("h").noconvert(), py::arg("k"), py::arg("ids").noconvert(), py::arg("scores").noconvert());
+        layer.topk(from, static_cast<std::size_t>(points), k, to, score, sums);
+      }, py::arg("h").noconvert(), py::arg("k"), py::arg("ids").noconvert(), py::arg("scores").noconvert(),
+          py::arg("lse").noconvert() = py::none())
+      .def_property_readonly_static("topk_part", [](const py::object&) { return OutputLayer::kTopkPart; });
 }
 
 template <class T>

@@ -16,17 +16,9 @@ void PackedMatrix::resize(std::ptrdiff_t k, std::ptrdiff_t n) {
 }
 
 void PackedMatrix::pack_transposed(std::ptrdiff_t begin, std::ptrdiff_t end, const float* x, std::ptrdiff_t ld) {
-  const std::ptrdiff_t nr = kernels().nr;
-  constexpr std::ptrdiff_t kBlock = 16;  // one cache line of each source row at a time
-  for (std::ptrdiff_t j = begin; j < end; j += nr) {
-    float* panel = data_.data() + j / nr * k_ * nr;
-    const std::ptrdiff_t size = std::min(nr, n_ - j);
-    for (std::ptrdiff_t k0 = 0; k0 < k_; k0 += kBlock) {
-      const std::ptrdiff_t k1 = std::min(k_, k0 + kBlock);
-      for (std::ptrdiff_t c = 0; c < nr; ++c)
-        for (std::ptrdiff_t k = k0; k < k1; ++k) panel[k * nr + c] = c < size ? x[(j + c) * ld + k] : 0.0f;
-    }
-  }
+  const Kernels& kern = kernels();
+  for (std::ptrdiff_t j = begin; j < end; j += kern.nr)
+    kern.pack_panel(x + j * ld, ld, std::min<std::ptrdiff_t>(kern.nr, n_ - j), k_, data_.data() + j * k_);
 }
 
 void PackedMatrix::multiply(int m, const float* const* a, std::ptrdiff_t a_step, std::ptrdiff_t k_begin,

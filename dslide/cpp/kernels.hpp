@@ -18,6 +18,8 @@ struct Kernels {
   // c[i][0..nr) = (accumulate ? c : 0) + sum_k a[i][k * a_step] * b[k * nr + j] for i < mr; k in ascending order.
   void (*tile)(int mr, std::ptrdiff_t k, const float* const* a, std::ptrdiff_t a_step, const float* b, float* c,
                std::ptrdiff_t ldc, bool accumulate);
+  // panel[i * nr + r] = x[r * ld + i] for i < k, r < rows <= nr; zeros for the other r < nr.
+  void (*pack_panel)(const float* x, std::ptrdiff_t ld, std::ptrdiff_t rows, std::ptrdiff_t k, float* panel);
   // out[0..n) = bias (or 0) + sum_j values[j] * rows[ids[j] * ld + 0..n), j ascending.
   void (*weighted_sum)(const float* rows, std::ptrdiff_t ld, const std::int32_t* ids, const float* values,
                        std::ptrdiff_t count, const float* bias, float* out, std::ptrdiff_t n);
@@ -33,8 +35,9 @@ struct Kernels {
   // and sum[j], their sum (0 and -inf without a finite value).
   void (*column_exp_sum)(float* x, std::ptrdiff_t rows, std::ptrdiff_t ld, std::ptrdiff_t n, const float* shift,
                          float* max, float* sum);
-  // max[j] = max_i x[i][j].
-  void (*column_max)(const float* x, std::ptrdiff_t rows, std::ptrdiff_t ld, std::ptrdiff_t n, float* max);
+  // Returns max_j x[j] (-inf when empty). Unless they are null, brings `max` and `sum`, which describe numbers y by their
+  // maximum and sum_j exp(y[j] - max) (-inf and 0: none), to those of y and x together.
+  float (*log_sum_update)(const float* x, std::ptrdiff_t n, float* max, float* sum);
   // lse[j] = log-sum-exp of `parts` partial results (max, sum), each [parts, ld], in ascending order.
   void (*combine_log_sum)(const float* max, const float* sum, std::ptrdiff_t parts, std::ptrdiff_t ld,
                           std::ptrdiff_t n, float* lse);

@@ -52,8 +52,11 @@ class OutputLayer {
   void settle();
 
   // The k highest logits over the shard: ids (global) and scores [points, k], descending, equal scores by lower id;
-  // -1 and -inf where the shard has fewer than k labels.
-  void topk(const float* h, std::size_t points, int k, std::int32_t* ids, float* scores) const;
+  // -1 and -inf where the shard has fewer than k labels. With `lse` [points] also the log-sum-exp over the shard: its
+  // float32 parts are of kTopkPart labels each, so that shards cut there add up the same parts. A point's results don't
+  // depend on the other points. Several threads may call it at once.
+  void topk(const float* h, std::size_t points, int k, std::int32_t* ids, float* scores, double* lse) const;
+  static constexpr std::size_t kTopkPart = 1024;
 
   std::size_t active_rows() const { return active_.row_count; }
   std::int64_t active_pairs() const;

@@ -76,26 +76,46 @@ void test_kernels(const Kernels& kern) {
     auto logits = draw(random, static_cast<std::size_t>(rows) * size, 5.0f);
     const float minus_inf = -std::numeric_limits<float>::infinity();
     for (std::ptrdiff_t r = 0; r < rows; ++r) logits[static_cast<std::size_t>(r) * size] = minus_inf;
-    std::vector<float> max(2 * size), sum(2 * size), lse(size), column_max(size), shift_by(37);
+    std::vector<float> max(2 * size), sum(2 * size), lse(size), shift_by(37);
     for (std::size_t r = 0; r < shift_by.size(); ++r) shift_by[r] = 0.1f * static_cast<float>(r % 5);
     auto exponentials = logits;
     kern.column_exp_sum(exponentials.data(), 20, n, n, shift_by.data(), max.data(), sum.data());
     kern.column_exp_sum(exponentials.data() + 20 * n, rows - 20, n, n, shift_by.data() + 20, max.data() + size, sum.data() + size);
     kern.combine_log_sum(max.data(), sum.data(), 2, n, n, lse.data());
-    kern.column_max(logits.data(), rows, n, n, column_max.data());
     for (std::size_t i = 0; i < size; ++i) {
-      std::vector<double> column, shifted;
+      std::vector<double> shifted;
       for (std::size_t r = 0; r < static_cast<std::size_t>(rows); ++r) {
-        column.push_back(logits[r * size + i]);
-        shifted.push_back(column[r] + shift_by[r]);
+        shifted.push_back(double{logits[r * size + i]} + double{shift_by[r]});
         if (i > 0) near(exponentials[r * size + i], std::exp(shifted[r] - max[r < 20 ? i : size + i]), 2e-6, at + "column_exp_sum");
       }
-      near(column_max[i], *std::max_element(column.begin(), column.end()), 0.0, at + "column_max");
       near(lse[i], i == 0 ? double{minus_inf} : reference::log_sum_exp(shifted), 1e-5, at + "column log-sum-exp");
     }
     std::vector<double> row(logits.begin() + n, logits.begin() + 2 * n);
     near(kern.log_sum_exp(logits.data() + n, n), reference::log_sum_exp(row), 1e-5, at + "log_sum_exp");
     near(kern.log_sum_exp(nullptr, 0), double{minus_inf}, 0.0, at + "log_sum_exp of nothing");
+
+    // The same in three pieces: nothing, the row, the row again and larger by 3.
+    float running_max = minus_inf, running_sum = 0.0f;
+    near(kern.log_sum_update(nullptr, 0, &running_max, &running_sum), double{minus_inf}, 0.0, at + "maximum of nothing");
+    check(running_max == minus_inf && running_sum == 0.0f, at + "log_sum_update with nothing");
+    std::vector<float> larger(logits.begin() + n, logits.begin() + 2 * n);
+    const double top = *std::max_element(row.begin(), row.end());
+    near(kern.log_sum_update(larger.data(), n, &running_max, &running_sum), top, 0.0, at + "maximum");
+    for (float& x : larger) x += 3.0f;
+    near(kern.log_sum_update(larger.data(), n, nullptr, nullptr), top + 3.0, 1e-6, at + "maximum alone");
+    kern.log_sum_update(larger.data(), n, &running_max, &running_sum);
+    for (std::ptrdiff_t i = 0; i < n; ++i) row.push_back(row[static_cast<std::size_t>(i)] + 3.0);
+    near(running_max + std::log(double{running_sum}), reference::log_sum_exp(row), 1e-5, at + "log_sum_update");
+
+    for (const std::ptrdiff_t taken : {std::ptrdiff_t{1}, std::ptrdiff_t{kern.nr / 2 + 1}, std::ptrdiff_t{kern.nr}}) {
+      std::vector<float> panel(size * static_cast<std::size_t>(kern.nr), 7.0f);
+      kern.pack_panel(table.data(), n, taken, n, panel.data());
+      bool same = true;
+      for (std::ptrdiff_t i = 0; i < n; ++i)
+        for (std::ptrdiff_t r = 0; r < kern.nr; ++r)
+          same = same && panel[static_cast<std::size_t>(i * kern.nr + r)] == (r < taken ? table[static_cast<std::size_t>(r * n + i)] : 0.0f);
+      check(same, at + "pack_panel of " + std::to_string(taken) + " rows");
+    }
 
     auto gradient = draw(random, size, 3.0f);
     const auto before = gradient, shift = draw(random, size);
@@ -322,8 +342,10 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
   all.insert(all.end(), output.weights().data(), output.weights().data() + labels * kHidden);
   std::vector<std::int32_t> ids(7 * 5);
   std::vector<float> h(7 * kHidden, 0.3f), scores(7 * 5);
-  output.topk(h.data(), 7, 5, ids.data(), scores.data());
+  std::vector<double> normaliser(7);
+  output.topk(h.data(), 7, 5, ids.data(), scores.data(), normaliser.data());
   all.insert(all.end(), scores.begin(), scores.end());
+  for (const double sum : normaliser) all.push_back(static_cast<float>(sum));
   return all;
 }
 
