@@ -94,6 +94,9 @@ class System(_Strict):
     eval_epochs: list[float] | None = None
     target: float | None = Field(None, gt=0, lt=1, description="stop at the first evaluation with this P@1")
     composed: Composed | None = None
+    change_of: Name | None = Field(
+        None, description="the system that this one differs from by one choice: a row of the ablation's table"
+    )
 
 
 class Sweep(_Strict):
@@ -142,6 +145,8 @@ class Experiment(_Strict):
                 cluster(name, f"systems.{key}.clusters")
             if system.composed is not None:
                 self._check_composed(key, system, cluster)
+            if system.change_of is not None and system.change_of not in self.systems:
+                raise ValueError(f"systems.{key}.change_of: no system {system.change_of!r} in `systems`")
         if self.sweep is not None:
             if self.sweep.system not in self.systems:
                 raise ValueError(f"sweep.system: no system {self.sweep.system!r} in `systems`")
