@@ -114,8 +114,8 @@ def table(race: Race) -> Table:
     notes = [
         "Samplers: a schedule of their own each, ordered by P@1 at the end; \u201c> x\u201d: the target was "
         "not reached by x seconds.",
-        "Changes: one choice of the system they are held against is another, the rest is the same; mostly one "
-        "seed, so differences below half a point mean nothing.",
+        "Changes: one choice of the system they are held against is another, the rest is the same. One seed "
+        "each, so differences below half a point mean nothing.",
     ]
     return Table(
         pd.DataFrame(data),

@@ -135,6 +135,7 @@ def test_specs(tmp_path: Path) -> None:
         ("name: small", "name: other", r"small.yaml:1: name: .*small"),
         ("system: horovod_dense", "system: dslide_sharded", "dslide's own curve is measured, never composed"),
         ("{system: ours, uni", "{system: dense, uni", "dense is not dslide"),
+        ("label: us,", "label: us, change_of: them,", r"systems.ours.change_of: no system 'them'"),
         ("data: debian-deps", "data: [", "small.yaml: not valid YAML"),
     ],
 )

@@ -110,6 +110,44 @@ def row(table: output.Table, **where: Any) -> dict[str, Any]:
     return dict(frame.iloc[0])
 
 
+def test_ablation_tells_what_each_change_costs(tmp_path: Path) -> None:
+    def system(label: str, **more: Any) -> dict[str, Any]:
+        return {"system": "dslide_sharded", "label": label, "clusters": ["one"], **more}
+
+    systems = {
+        "ours": system("ours"),
+        "other": system("other"),
+        "off": system("log-Q off", change_of="ours"),
+        "gone": system("gone", change_of="ours"),
+    }
+    results = tmp_path / "results"
+    for name, points in (
+        ("ours", [(1, 0.26), (2, 0.40)]),
+        ("other", [(3, 0.31), (9, 0.42)]),
+        ("off", [(1, 0.35)]),
+    ):
+        records.write_run(results / f"runs/{name}/one/seed-0", evals(*points), meta=on(1))
+    report, race = output.load("samplers"), Race.load(experiment(tmp_path, systems), results)
+    table = report.table(race)
+    assert row(table, system="off")["p1_change"] == pytest.approx(-0.05)
+    assert row(table, system="ours")["seconds_to_0.3"] == 2 and math.isnan(
+        row(table, system="ours")["p1_change"]
+    )
+    (_, samplers), (_, changes) = table.parts
+    assert list(samplers["system"]) == ["other", "ours"]
+    assert changes["points of P@1"].fillna("").tolist() == ["-5.0", ""]
+    assert changes["end P@1"].tolist() == ["35.00%", "no record"]
+    drawn = [line.get_label() for line in report.figure(race).axes[0].get_lines()][:2]
+    assert drawn == ["other  42.0%", "ours  40.0%"]
+    assert "gone" in report.caption(race)
+
+
+def test_without_changes_there_is_no_ablation(small: Race) -> None:
+    report = output.load("samplers")
+    assert report.table(small).empty
+    assert not report.figure(small).axes
+
+
 def test_numbers_are_read_without_an_exponent() -> None:
     shown = [number(v) for v in (0, 0.0421, 0.999, 1.234, 12.34, 123.4, 1234.4, 9.999, math.inf)]
     assert shown == ["0", "0.0421", "0.999", "1.23", "12.3", "123", "1,234", "10.0", "∞"]
