@@ -1,5 +1,6 @@
 """Small archives laid out as the published ones: names, nesting and packing of a catalogue entry."""
 
+import functools
 import io
 import tarfile
 import zipfile
@@ -19,8 +20,12 @@ TEXT = b" the cat sat on the mat and the dog sat on the log while the cat saw th
 
 def catalogue_row(name: str) -> dict[str, Any]:
     """The entry as it stands in the catalogue's file."""
-    rows = yaml.safe_load((content_root() / "datasets" / "catalogue.yaml").read_text())
-    return dict(rows[name])
+    return dict(_rows()[name])
+
+
+@functools.cache
+def _rows() -> dict[str, dict[str, Any]]:
+    return dict(yaml.safe_load((content_root() / "datasets" / "catalogue.yaml").read_text()))
 
 
 def expected(row: Entry) -> dict[str, int]:

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import lzma
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,12 @@ def test_one_compressed_file(opener: Any, tmp_path: Path) -> None:
             "several files called",
         ),
         ({"a.zip": zipped({"eurlex_train.txt": b"1" * 999})[:-40]}, "a.zip", "without its end"),
+        (
+            {"eurlex_train.txt.gz": gzip.compress(b"0 1 1\n" * 99)[:-9], "eurlex_test.txt": b"0 1 1\n"},
+            "eurlex_test.txt",
+            "cut or damaged",
+        ),
+        ({"a.tar.gz": tarred({"eurlex_train.txt": b"1" * 9999})[:-30]}, "a.tar.gz", "cut or damaged"),
     ],
 )
 def test_what_is_not_the_set_is_refused(
@@ -139,6 +146,18 @@ def test_a_cut_tar_is_refused(tmp_path: Path) -> None:
         (tmp_path / "eurlex-4k.tar.gz").write_bytes(whole[:end])
         with pytest.raises(UserError, match="cut"):
             fetch.fetch(entry("pecos-eurlex-4k"), tmp_path / "eurlex-4k.tar.gz")
+
+
+def test_a_compression_that_python_lacks_is_said_and_the_file_kept(tmp_path: Path) -> None:
+    row = entry("EURLex-4K")
+    content = bytearray(small_archive(row))
+    for magic, offset in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):  # where a header names the compression
+        for at in re.finditer(re.escape(magic), bytes(content)):
+            content[at.start() + offset] = 9  # Deflate64, which Windows takes for large files
+    (tmp_path / "Eurlex.zip").write_bytes(content)
+    with pytest.raises(UserError, match=r"type 9.*unpack it with another program"):
+        fetch.fetch(row, tmp_path / "Eurlex.zip")
+    assert (tmp_path / "Eurlex.zip").exists() and state(row) == "absent"
 
 
 def test_a_name_that_is_embedded_or_generated_needs_no_archive(tmp_path: Path) -> None:

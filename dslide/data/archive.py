@@ -26,6 +26,10 @@ DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, ta
 _CHUNK = 1 << 20
 
 
+class Unreadable(UserError):
+    """A sound archive that Python can't unpack: it may be large, so it is kept for other programs."""
+
+
 class Unusable(Exception):
     """A file isn't the archive that was asked for; another source may have it."""
 
@@ -87,6 +91,8 @@ def check(path: Path, name: str, members: Sequence[str]) -> None:
                             advance(len(block))
     except DAMAGED as error:
         raise Unusable(f"{error}: cut or damaged while it was downloaded or copied") from None
+    except Unreadable:
+        raise
     except UserError as error:
         raise Unusable(str(error).removeprefix(f"{path}: ")) from None
 
@@ -119,13 +125,20 @@ def open_member(path: Path, member: str) -> Iterator[tuple[BinaryIO, int]]:
         if found == "zip":
             archive = stack.enter_context(zipfile.ZipFile(path))
             inner = archive.getinfo(locate(path, archive.namelist(), member))
-            yield cast(BinaryIO, stack.enter_context(archive.open(inner))), inner.file_size
+            try:
+                stream = stack.enter_context(archive.open(inner))
+            except (NotImplementedError, RuntimeError) as error:  # Deflate64, passwords
+                raise Unreadable(
+                    f"{path}: {error} (type {inner.compress_type}); unpack it with another program and give "
+                    "the folder with --from"
+                ) from None
+            yield cast(BinaryIO, stream), inner.file_size
         elif found.startswith("tar"):
             tar = stack.enter_context(tarfile.open(path))
             entry = _find_in_tar(path, tar, member)
-            stream = tar.extractfile(entry)
-            assert stream is not None
-            yield cast(BinaryIO, stack.enter_context(stream)), entry.size
+            unpacked = tar.extractfile(entry)
+            assert unpacked is not None
+            yield cast(BinaryIO, stack.enter_context(unpacked)), entry.size
         else:
             yield stack.enter_context(open_file(path))
 

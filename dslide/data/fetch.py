@@ -111,6 +111,7 @@ def _download(entry: Entry, source: Source) -> Archive:
     with _incoming(entry, entry.archive, source.gdrive or str(source.url)) as part:
         download.download(source, part, lambda size: require_room(entry, part.parent, size, "the archive"))
         try:
+            archive.check(part, entry.archive, entry.members)
             return _accept(entry, part, entry.raw, page(source))
         except Unusable:
             part.unlink(missing_ok=True)  # whole, but wrong: not to be resumed
@@ -124,6 +125,7 @@ def _take(entry: Entry, given: Path) -> Archive:
             given = given / entry.archive
         if given.is_file() and archive.kind(given) == archive.expected_kind(entry.archive) != "":
             require_room(entry, entry.raw.parent, given.stat().st_size, "the archive")
+            archive.check(given, entry.archive, entry.members)
             with _incoming(entry, entry.archive, "given") as part:
                 shutil.copyfile(given, part)
                 return _accept(entry, part, entry.raw, str(given))
@@ -133,8 +135,9 @@ def _take(entry: Entry, given: Path) -> Archive:
         with _incoming(entry, entry.packed.name, "given") as part:
             archive.pack(part, found)
             return _accept(entry, part, entry.packed, str(given))
-    except OSError as error:
-        raise Unusable(error.strerror or str(error)) from None
+    except archive.DAMAGED as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise Unusable(reason or f"{error}: cut or damaged") from None
 
 
 def _unpacked(entry: Entry, given: Path) -> list[tuple[str, Path, str]]:
@@ -157,8 +160,7 @@ def _unpacked(entry: Entry, given: Path) -> list[tuple[str, Path, str]]:
 
 
 def _accept(entry: Entry, part: Path, target: Path, origin: str) -> Archive:
-    """Checks an archive that has arrived, records it, moves it to its place; Unusable if it isn't the one."""
-    archive.check(part, target.name, entry.members)
+    """Records an archive that has arrived, moves it to its place; Unusable if it isn't the recorded one."""
     digest = file_sha256(part)
     wrong = _mismatch(entry, target, digest)
     if wrong is not None:
