@@ -32,7 +32,8 @@ class Drive:
     good (unless set) | slow (in small pieces with pauses)
     confirm (asks first, as for files too large to be scanned for viruses)
     quota | access | html: a page instead of the file
-    missing (404) | failing (503) | busy-once (503 with Retry-After, then good)
+    missing (404) | failing (503) | busy-once (503 with Retry-After, then good) | busy-range-once (likewise,
+    but only if a part of the file is asked for)
     cut (announces all, sends half, each time) | cut-once | short (half of the file, as if it were all)
     stalled-once (half, then silence until the client gives up)
     cut-no-resume (cut, and answers requests for a range with the whole file)
@@ -63,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, ACCESS.encode(), "text/html")
         if behaviour == "failing":
             return self._send(503, b"try later")
-        if behaviour == "busy-once":
+        if behaviour == "busy-once" or (behaviour == "busy-range-once" and "Range" in self.headers):
             drive.behaviour[name] = "good"
             return self._send(503, b"try later", headers={"Retry-After": "0"})
         if behaviour == "confirm" and parts.path != "/confirmed":

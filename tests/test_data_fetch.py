@@ -155,6 +155,16 @@ def test_a_busy_server_is_asked_again(drive: Drive, monkeypatch: pytest.MonkeyPa
     assert len(drive.requests) == 2
 
 
+def test_what_has_arrived_survives_a_busy_server(drive: Drive) -> None:
+    half = _enlarge(drive)
+    drive.behaviour = {ORIGINAL: "cut", COPY: "missing"}
+    with pytest.raises(UserError):
+        fetch.fetch(entry(NAME))
+    drive.behaviour[ORIGINAL] = "busy-range-once"
+    assert fetch.fetch(entry(NAME)).path.read_bytes() == drive.files[ORIGINAL]
+    assert 0 < _resumed_at(drive) <= half
+
+
 def test_a_server_that_does_not_resume_is_asked_for_all(drive: Drive) -> None:
     _enlarge(drive)
     drive.behaviour = {ORIGINAL: "cut", COPY: "missing"}

@@ -21,7 +21,6 @@ from urllib.parse import urlencode, urlsplit
 import gdown
 from gdown.download import get_url_from_gdrive_confirmation
 from gdown.exceptions import DownloadError
-from requests import Response
 from requests.exceptions import HTTPError, RequestException
 
 from dslide.data.archive import Unusable
@@ -116,7 +115,8 @@ def _transfer(url: str, part: Path, announced: Callable[[int], None]) -> None:
             advance(done - before, total or 0)
             before = done
 
-        for attempt in range(RETRIES + 2):
+        refused = 0
+        for attempt in range(RETRIES + 3):
             try:
                 gdown.download(
                     url=url,
@@ -132,25 +132,28 @@ def _transfer(url: str, part: Path, announced: Callable[[int], None]) -> None:
             except HTTPError as error:
                 response = error.response
                 if attempt < RETRIES and response is not None and response.status_code in _BUSY:
-                    _pause(attempt, response)
+                    _pause(attempt, response.status_code, response.headers.get("Retry-After", ""))
                     continue
                 raise Unusable(str(error)) from None
             except (DownloadError, RequestException, OSError) as error:
                 stale = [file for file in part.parent.iterdir() if file.name.endswith(".part")]
-                if "byte range" in str(error) and stale:
+                if "byte range" in str(error) and stale and refused < 2:
+                    refused += 1
+                    if refused == 1:  # gdown says so of a busy server's answer, too
+                        _pause(attempt, 0, "")
+                        continue
                     for leftover in stale:  # the file has changed, or its server doesn't resume: anew
                         leftover.unlink()
                     continue
                 raise Unusable(str(error).split("\n")[0]) from None
-        raise Unusable("the server neither resumes the file nor gives all of it")
+        raise Unusable("the server has refused too often")
 
 
-def _pause(attempt: int, response: Response) -> None:
+def _pause(attempt: int, status: int, asked: str) -> None:
     """Waits as long as the server asks, or longer each time; with jitter: clients must not form herds."""
-    asked = response.headers.get("Retry-After", "")
     seconds = float(asked) if asked.isdigit() else PAUSE * 2**attempt * random.uniform(0.5, 1.0)
     seconds = min(seconds, _LONGEST_PAUSE)
-    log.warning("HTTP %d; trying again in %.0f s", response.status_code, seconds)
+    log.warning("%s; trying again in %.0f s", f"HTTP {status}" if status else "not resumed", seconds)
     time.sleep(seconds)
 
 
