@@ -81,7 +81,7 @@ def test_a_step_s_work_is_what_the_trainer_touched(index: int) -> None:
 def test_the_row_probe_refuses_ids_outside_of_its_table() -> None:
     probe = _core.RowProbe(_core.Pool(2), 10, 16)
     good = np.arange(10, dtype=np.int32)
-    for touch in (probe.read, probe.update, lambda ids: probe.gather(ids, 3)):
+    for touch in (probe.update, lambda ids: probe.gather(ids, 3)):
         touch(good)
         with pytest.raises(ValueError, match="outside"):
             touch(good + 1)

@@ -53,22 +53,18 @@ class HashProbe {
   HashTables tables_;
 };
 
-template <void (RowProbe::*Touch)(const std::int32_t*, std::size_t)>
-void touch(RowProbe& probe, const Ids& ids) {
-  const std::int32_t* data = ids.data();
-  const auto count = static_cast<std::size_t>(ids.size());
-  py::gil_scoped_release release;
-  (probe.*Touch)(data, count);
-}
-
 }  // namespace
 
 void bind_probe(py::module_& m) {
   py::class_<RowProbe>(m, "RowProbe", "A float32 table [rows, width] of which rows are touched, to time it.")
       .def(py::init<Pool&, std::int64_t, std::int64_t>(), py::arg("pool"), py::arg("rows"), py::arg("width"),
            py::keep_alive<1, 2>(), py::call_guard<py::gil_scoped_release>())
-      .def("read", &touch<&RowProbe::read>, py::arg("ids").noconvert())
-      .def("update", &touch<&RowProbe::update>, py::arg("ids").noconvert(), "No id may occur twice.")
+      .def("update", [](RowProbe& probe, const Ids& ids) {
+        const std::int32_t* data = ids.data();
+        const auto count = static_cast<std::size_t>(ids.size());
+        py::gil_scoped_release release;
+        probe.update(data, count);
+      }, py::arg("ids").noconvert(), "No id may occur twice.")
       .def("gather", [](RowProbe& probe, const Ids& ids, std::size_t group) {
         const std::int32_t* data = ids.data();
         const auto count = static_cast<std::size_t>(ids.size());

@@ -16,11 +16,9 @@ class RowProbe {
  public:
   RowProbe(Pool& pool, std::int64_t rows, std::int64_t width);
 
-  // Reads every row of `ids` once and takes its product with a vector.
-  void read(const std::int32_t* ids, std::size_t count);
   // Reads and writes every row of `ids` once: row += 0 * vector. No row may occur twice.
   void update(const std::int32_t* ids, std::size_t count);
-  // Weighted sums of `group` rows each: one multiplication and addition a value read, as in a sparse layer.
+  // Reads the rows of `ids` for weighted sums of `group` rows each: one multiplication and addition a value.
   void gather(const std::int32_t* ids, std::size_t count, std::size_t group);
 
  private:

@@ -5,8 +5,8 @@ know how to get on this machine: all threads, large pages, rows prefetched, the 
 products the faster of the core's and numpy's.
 """
 
-import functools
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,11 @@ def row_rates(size: Size, threads: int, row_bytes: int) -> list[Row]:
     straight = np.arange(count, dtype=np.int32)
     probe = _core.RowProbe(pool, count, width)
     gbytes, rows = 4 * width * count / 1e9, []
-    for case, ids, touch, passes in (
-        ("random rows, read", order, probe.read, 1),
-        ("random rows, read + write", order, probe.update, 2),
-        ("in order, read", straight, probe.read, 1),
-        ("in order, read + write", straight, probe.update, 2),
+    for case, touch, passes in (
+        ("random rows, read", partial(probe.gather, order, GROUP), 1),
+        ("random rows, read + write", partial(probe.update, order), 2),
+        ("in order, read", partial(probe.gather, straight, GROUP), 1),
+        ("in order, read + write", partial(probe.update, straight), 2),
     ):
         rows.append(
             measure(
@@ -60,7 +60,7 @@ def row_rates(size: Size, threads: int, row_bytes: int) -> list[Row]:
                 f"{case}, {4 * width} B",
                 "GB/s",
                 passes * gbytes,
-                functools.partial(touch, ids),
+                touch,
                 seconds=size.seconds,
             )
         )
@@ -72,7 +72,7 @@ def row_rates(size: Size, threads: int, row_bytes: int) -> list[Row]:
             f"rows in the cache, weighted sums, {4 * width} B",
             "GFLOP/s",
             2 * width * len(ids) / 1e9,
-            functools.partial(cached.gather, ids, GROUP),
+            partial(cached.gather, ids, GROUP),
             seconds=size.seconds,
         )
     )
@@ -117,7 +117,7 @@ def product_rates(size: Size, threads: int) -> list[Row]:
     return rows
 
 
-@functools.cache
+@cache
 def measured(size: Size, threads: int, row_bytes: int) -> tuple[Rates, tuple[Row, ...]]:
     """The rates for rows of `row_bytes`, measured once a process, and the figures that they are from.
 
@@ -137,7 +137,7 @@ def measured(size: Size, threads: int, row_bytes: int) -> tuple[Rates, tuple[Row
     return rates, (*rows, *products)
 
 
-@functools.cache
+@cache
 def _products(size: Size, threads: int) -> tuple[Row, ...]:
     return tuple(product_rates(size, threads))
 
