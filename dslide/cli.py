@@ -127,6 +127,8 @@ def train(
 
 
 def _print_result(result: dict[str, Any], as_json: bool) -> None:
+    from dslide.memory import gib
+
     if as_json:
         print(json.dumps(result), flush=True)
         return
@@ -136,6 +138,11 @@ def _print_result(result: dict[str, Any], as_json: bool) -> None:
     )
     if result["p1"] is not None:
         print("  ".join(f"P@{k} {100 * result[f'p{k}']:.2f} %" for k in (1, 3, 5)))
+    print(
+        f"memory: {gib(result['peak_rss_bytes'])} a rank at the peak, "
+        f"{result['bytes_per_parameter']:.2f} bytes a parameter of {result['parameters']:,}"
+        + (f"; hash tables {gib(result['table_bytes'])} of it" if result["table_bytes"] else "")
+    )
     if result["model"] is not None:
         print(f"model: {result['model']}")
     sys.stdout.flush()

@@ -70,8 +70,8 @@ class EnsembleTrainer:
         )
         kept = -(-config.ensemble // config.side_by_side) * self.shape.weight_bytes(self.group.rank)
         labels_a_point = -(-len(dataset.train.y_indices) // max(1, self.points))
-        need = kept + self.shape.memory_bytes(self.group.rank, config, labels_a_point)
-        self.progress.note(check_memory(comm, need))
+        need = self.shape.memory(self.group.rank, config, labels_a_point)
+        self.progress.note(check_memory(comm, replace(need, weights=need.weights + kept)))
         self.pool = _core.Pool(self.threads)
         self.networks: dict[int, Network] = {}  # the trained members that this rank's group holds
         self.done = 0

@@ -24,9 +24,11 @@ from dslide.comm import LocalComm, cuts
 from dslide.config import TrainConfig
 from dslide.errors import UserError
 from dslide.files import atomic_dir, write_atomic
+from dslide.memory import Need
 
 STATE_BLOCK = 16  # hidden units that share one number of Adagrad state; shard borders lie on whole blocks
 FORMAT = "dslide-model"
+_PIECE_BYTES = 64 << 20  # of a tensor, read at once
 FORMAT_VERSION = 1
 
 
@@ -53,8 +55,13 @@ class Shape:
         own = self.label_cuts[rank + 1] - self.label_cuts[rank]
         return 4 * (self.features * h + own * self.hidden)
 
-    def memory_bytes(self, rank: int, config: TrainConfig, label_nnz: int) -> int:
-        """About what a rank allocates: parameters, optimiser state, tables, and a batch's buffers."""
+    def parameters(self, config: TrainConfig) -> int:
+        """Of the whole network, biases included."""
+        biases = self.hidden + self.labels if config.network.bias else 0
+        return (self.features + self.labels) * self.hidden + biases
+
+    def memory(self, rank: int, config: TrainConfig, label_nnz: int) -> Need:
+        """About what a rank allocates; `label_nnz` labels a point."""
         h = self.hidden_cuts[rank + 1] - self.hidden_cuts[rank]
         own = self.label_cuts[rank + 1] - self.label_cuts[rank]
         weights = self.features * h + own * self.hidden
@@ -71,10 +78,11 @@ class Shape:
             active * batch if sampler.kind != "lsh" else min(active, 4 * sampler.lsh.min_active + 64) * batch
         )
         buffers = 2 * active * self.hidden + 2 * pairs + 8 * batch * self.hidden
+        # An id and a code a neuron and table.
         tables = sampler.lsh.L * own * 2 if sampler.kind == "lsh" or sampler.lsh_extras else 0
         if config.network.output_init == "class-mean":
             buffers += own * self.hidden // 4
-        return 4 * (weights + state + buffers + tables)
+        return Need(4 * weights, 4 * state, 4 * tables, 4 * buffers)
 
 
 class Network:
@@ -297,25 +305,33 @@ def load_tensors(
     for shard, file in enumerate(member["files"]):
         path = source.path / member["folder"] / file
         try:
-            with safe_open(path, framework="numpy") as stored:
-                for name, target in tensors.items():
-                    axis, begin, end = network.own_range(name)
-                    _, first, last = _range(
-                        name,
-                        tensors,
-                        (hidden[shard], hidden[shard + 1]),
-                        (labels[shard], labels[shard + 1]),
-                    )
-                    low, high = max(begin, first), min(end, last)
-                    if low >= high:
-                        continue
+            for name, target in tensors.items():
+                axis, begin, end = network.own_range(name)
+                _, first, last = _range(
+                    name,
+                    tensors,
+                    (hidden[shard], hidden[shard + 1]),
+                    (labels[shard], labels[shard + 1]),
+                )
+                low, high = max(begin, first), min(end, last)
+                if low < high:
                     there, here = slice(low - first, high - first), slice(low - begin, high - begin)
-                    part = stored.get_slice(name)
-                    if axis == 0:
-                        target[here] = part[there]
-                    else:
-                        target[:, here] = part[:, there]
+                    _copy(path, name, axis, there, target[here] if axis == 0 else target[:, here])
         except FileNotFoundError as error:
             raise UserError(f"{path}: the model's shard is missing") from error
         except (SafetensorError, ValueError, OSError) as error:
             raise UserError(f"{path}: broken shard: {error}") from error
+
+
+def _copy(path: Path, name: str, axis: int, part: slice, target: NDArray[Any]) -> None:
+    """Fills `target` with part of a stored tensor: a piece at a time, the file mapped for that piece alone.
+    So loading takes little more memory than the network has."""
+    rows = max(1, _PIECE_BYTES // max(1, target.nbytes // max(1, len(target))))
+    for begin in range(0, len(target), rows):
+        end = min(begin + rows, len(target))
+        with safe_open(path, framework="numpy") as stored:
+            piece = stored.get_slice(name)
+            if axis == 0:
+                target[begin:end] = piece[part.start + begin : part.start + end]
+            else:
+                target[begin:end] = piece[begin:end, part]

@@ -28,7 +28,7 @@ from dslide.config import TrainConfig
 from dslide.data import Dataset, batches
 from dslide.errors import UserError
 from dslide.evaluation import Predictor, core_csr
-from dslide.memory import check_memory
+from dslide.memory import check_memory, private_bytes
 from dslide.network import Network, Shape, manifest, save_model
 from dslide.progress import Progress
 from dslide.samplers import label_counts, make_sampler
@@ -82,7 +82,7 @@ class Trainer:
         agree_on_inputs(config, dataset, comm)
         self.shape = Shape.of(dataset.num_features, config.network.hidden, dataset.num_labels, comm.size)
         labels_a_point = math.ceil(len(dataset.train.y_indices) / self.points)
-        self.progress.note(check_memory(comm, self.shape.memory_bytes(comm.rank, config, labels_a_point)))
+        self.progress.note(check_memory(comm, self.shape.memory(comm.rank, config, labels_a_point)))
         self.pool = _core.Pool(self.threads)
         self.network = Network(config, self.shape, comm.rank, self.pool, training=True)
         self.exchange = Exchange(comm, self.shape.hidden_cuts, config.wire, self.batch_size)
@@ -95,6 +95,7 @@ class Trainer:
         self.last_eval: dict[str, Any] = {}
         self._loss_sum, self._loss_points = 0.0, 0
         self._active_rows, self._active_pairs, self._steps_here = 0, 0, 0
+        self.table_bytes = 0
         self.earlier = {"payload_bytes": 0, "other_bytes": 0}  # before a resume: of all ranks, kept by rank 0
 
     # The loop
@@ -153,6 +154,7 @@ class Trainer:
         train = self.dataset.train
         if initialise:
             self.network.initialise(self._x, self._y)
+        before = private_bytes()
         self.sampler = make_sampler(
             self.config.sampler,
             self.network.output,
@@ -163,6 +165,7 @@ class Trainer:
             self.config.seed,
         )
         self.sampler.refresh(self.samples)
+        self.table_bytes = private_bytes() - before if self.config.sampler.kind == "lsh" else 0
         self._order = self._batch_order(self.step)
         self._next = next(self._order)
         self._batches[self.step % 2].select(self._next, self.step)
@@ -302,6 +305,7 @@ class Trainer:
             "compute_seconds": max(0.0, seconds - self.comm.wait_seconds),
             "active_rows": self._active_rows / steps,
             "active_pairs": self._active_pairs / steps,
+            "table_bytes": self.table_bytes,
             "threads": self.threads,
             "step": self.step,
             "samples": self.samples,
@@ -342,14 +346,13 @@ def data_record(dataset: Dataset) -> dict[str, Any]:
 def meta_fields(trainer: "Trainer | EnsembleTrainer") -> dict[str, Any]:
     """What dslide adds to meta.json."""
     shape, config = trainer.shape, trainer.config
-    biases = shape.hidden + shape.labels if config.network.bias else 0
     return {
         "config": config.model_dump(mode="json"),
         "data": data_record(trainer.dataset),
         "seed": config.seed,
         "batch_size": config.batch_size,
         "total_steps": trainer.total_steps,
-        "parameters": config.ensemble * ((shape.features + shape.labels) * shape.hidden + biases),
+        "parameters": config.ensemble * shape.parameters(config),
         "instruction_set": _core.instruction_set(),
         "hidden_offsets": shape.hidden_cuts,
         "label_offsets": shape.label_cuts,
@@ -419,6 +422,7 @@ def _result(
 ) -> dict[str, Any]:
     seconds = trainer.recorder.clock.seconds
     evaluation = trainer.last_eval
+    parameters = trainer.config.ensemble * trainer.shape.parameters(trainer.config)
     return {
         "status": status,
         "epochs": trainer.samples / trainer.points,
@@ -430,6 +434,9 @@ def _result(
         "p3": evaluation.get("p3"),
         "p5": evaluation.get("p5"),
         "peak_rss_bytes": end["peak_rss_bytes"],
+        "parameters": parameters,
+        "bytes_per_parameter": sum(rank["training_bytes"] for rank in end["ranks"]) / parameters,
+        "table_bytes": sum(rank.get("table_bytes", 0) for rank in end["ranks"]),
         "bytes_sent": end["payload_bytes"],
         "evaluation_bytes_sent": sum(rank["evaluation_bytes"] for rank in end["ranks"]),
         "active_rows": sum(rank["active_rows"] for rank in end["ranks"]),

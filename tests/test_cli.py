@@ -59,7 +59,8 @@ def test_train_evaluate_predict(call, files, tmp_path):
     out = tmp_path / "run"
     result = train(call, files, out)
     for key in ("status", "epochs", "steps", "train_seconds", "samples_per_second", "p1", "p3", "p5",
-                "peak_rss_bytes", "bytes_sent", "model"):  # fmt: skip
+                "peak_rss_bytes", "parameters", "bytes_per_parameter",
+                "table_bytes", "bytes_sent", "model"):  # fmt: skip
         assert key in result
     assert result["status"] == "done" and 0.1 < result["p1"] <= 1 and result["bytes_sent"] == 0
     assert (

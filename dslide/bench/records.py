@@ -9,7 +9,6 @@ status, reason and totals.
 
 import json
 import os
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from dslide.bench import machine
 from dslide.bench.clock import TrainClock
 from dslide.errors import UserError
 from dslide.files import write_atomic
+from dslide.memory import peak_bytes, peak_private_bytes, private_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,7 @@ STATUSES = ("done", "target", "timeout", "diverged", "error", "skipped", "interr
 HEARTBEAT = ".heartbeat"  # in a run's folder while it runs
 KINDS = ("measured", "composed", "projected")
 _SUMMED = ("payload_bytes", "tx_bytes", "rx_bytes", "cpu_seconds")
-_LARGEST = ("peak_rss_bytes", "wait_seconds", "compute_seconds")
+_LARGEST = ("peak_rss_bytes", "training_bytes", "wait_seconds", "compute_seconds")
 
 
 def plain(value: Any) -> Any:
@@ -103,6 +103,7 @@ class Recorder:
         self._agree = agree
         self._resume_step = resume_step
         self._ended = False
+        self._private_before = private_bytes()
         self._next_beat = 0.0
         if out is not None and rank == 0:
             out.mkdir(parents=True, exist_ok=True)
@@ -282,7 +283,8 @@ class Recorder:
             raise RuntimeError("the run has ended before")
         self._ended = True
         own = {
-            "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_rss_bytes": peak_bytes(),
+            "training_bytes": max(0, peak_private_bytes() - self._private_before),
             "tx_bytes": self.clock.tx_bytes,
             "rx_bytes": self.clock.rx_bytes,
             "cpu_seconds": self.clock.cpu_seconds,
