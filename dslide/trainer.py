@@ -31,7 +31,7 @@ from dslide.evaluation import Predictor, core_csr
 from dslide.memory import check_memory, private_bytes
 from dslide.network import Network, Shape, manifest, save_model
 from dslide.progress import Progress
-from dslide.samplers import label_counts, make_sampler
+from dslide.samplers import TableSampler, label_counts, make_sampler
 
 if TYPE_CHECKING:
     from dslide.ensemble import EnsembleTrainer
@@ -165,7 +165,7 @@ class Trainer:
             self.config.seed,
         )
         self.sampler.refresh(self.samples)
-        self.table_bytes = private_bytes() - before if self.config.sampler.kind == "lsh" else 0
+        self.table_bytes = private_bytes() - before if isinstance(self.sampler, TableSampler) else 0
         self._order = self._batch_order(self.step)
         self._next = next(self._order)
         self._batches[self.step % 2].select(self._next, self.step)
