@@ -49,22 +49,26 @@ def tensors(out):
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
-    """Runs by (ranks, wire), each made once: the result and its folder."""
+    """Runs by (ranks, wire, more arguments), each made once: the result and its folder."""
     made = {}
 
-    def get(ranks, wire="fp32"):
-        if (ranks, wire) not in made:
+    def get(ranks, wire="fp32", *more):
+        key = (ranks, wire, *more)
+        if key not in made:
             out = tmp_path_factory.mktemp("run") / "run"
-            made[ranks, wire] = train(ranks, data, out, "--set", f"wire={wire}"), out
-        return made[ranks, wire]
+            made[key] = train(ranks, data, out, "--set", f"wire={wire}", *more), out
+        return made[key]
 
     return get
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_equal_one_rank(ranks, trained):
-    """Up to the order of sums, dropout included."""
-    (alone, one), (together, several) = trained(1), trained(ranks)
+DRAWS = ("--set", "sampler.uniform_extras=5", "--set", "sampler.log_uniform_extras=5")
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(2, ()), (3, ()), (2, DRAWS)], ids=["2", "3", "2-draws"])
+def test_ranks_equal_one_rank(ranks, more, trained):
+    """Up to the order of sums, dropout and the sampler's draws included."""
+    (alone, one), (together, several) = trained(1, "fp32", *more), trained(ranks, "fp32", *more)
     assert together["ranks"] == ranks and together["steps"] == alone["steps"]
     weights = tensors(one)
     for name, array in tensors(several).items():
