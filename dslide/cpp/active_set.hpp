@@ -23,7 +23,8 @@ struct ActiveSet {
   };
   std::vector<Own> own;
 
-  // Not shared: the points of position r are pair_points[pair_indptr[r] .. pair_indptr[r + 1]), ascending.
+  // Not shared: the points of position r are pair_points[pair_indptr[r] .. pair_indptr[r + 1]), ascending. Without meaning
+  // in a shared set.
   std::vector<std::int64_t> pair_indptr;
   std::vector<std::int32_t> pair_points;
 
@@ -37,8 +38,6 @@ struct ActiveSet {
     log_q.clear();
     own_only.clear();
     own.clear();
-    pair_indptr.clear();
-    pair_points.clear();
   }
 };
 

@@ -124,23 +124,30 @@ class WinnerTakeAll : public HashFamily {
     positions_ = draw_bins(dim, bins, !densified_, seed);
   }
 
+  // 16 rows at a time, side by side, so that one comparison serves them all.
   void hash(Pool& pool, const float* x, std::size_t count, std::uint32_t* codes, std::size_t stride) const override {
-    const int k = config_.k, l = config_.l, bins = k * l;
-    pool.ranges(count, 1, [&](std::size_t begin, std::size_t end) {
-      std::vector<std::int8_t> code(static_cast<std::size_t>(bins));
-      for (std::size_t i = begin; i < end; ++i) {
-        const float* v = x + static_cast<std::int64_t>(i) * dim_;
-        for (int b = 0; b < bins; ++b) code[static_cast<std::size_t>(b)] = winner(v, b);
-        for (int t = 0; t < l; ++t) {
-          std::uint32_t index = 0;
-          for (int j = 0; j < k; ++j) {
-            const int b = t * k + j;
-            std::int8_t c = code[static_cast<std::size_t>(b)];
-            if (c < 0) c = borrow(code, b);
-            index = config_.published_packing ? (index << 2) + static_cast<std::uint32_t>(c)
-                                              : (index << kCodeBits) | static_cast<std::uint32_t>(c);
+    constexpr std::size_t kRows = 16;
+    const auto k = static_cast<std::size_t>(config_.k), l = static_cast<std::size_t>(config_.l), bins = k * l;
+    const auto dim = static_cast<std::size_t>(dim_);
+    const int shift = config_.published_packing ? 2 : kCodeBits;
+    pool.ranges(count, kRows, [&](std::size_t begin, std::size_t end) {
+      Buffer<float> rows(dim * kRows);
+      Buffer<std::int32_t> best(bins * kRows);
+      for (std::size_t i = begin; i < end; i += kRows) {
+        const std::size_t size = std::min(kRows, end - i);
+        for (std::size_t r = 0; r < size; ++r)
+          for (std::size_t j = 0; j < dim; ++j) {
+            const float value = x[(i + r) * dim + j];
+            rows[j * kRows + r] = value != 0.0f || config_.zeros_are_values ? value : -std::numeric_limits<float>::infinity();
           }
-          codes[static_cast<std::size_t>(t) * stride + i] = index;
+        if (kernels().winners(rows.data(), positions_.data(), static_cast<std::ptrdiff_t>(bins), best.data()))
+          for (std::size_t r = 0; r < size; ++r) borrow(best.data() + r, kRows, bins);
+        for (std::size_t t = 0; t < l; ++t) {
+          std::uint32_t index[kRows] = {};
+          for (std::size_t b = t * k; b < (t + 1) * k; ++b)
+            for (std::size_t r = 0; r < kRows; ++r)
+              index[r] = (index[r] << shift) + static_cast<std::uint32_t>(best[b * kRows + r]);
+          std::copy_n(index, size, codes + t * stride + i);
         }
       }
     });
@@ -149,23 +156,15 @@ class WinnerTakeAll : public HashFamily {
   int tables() const override { return config_.l; }
 
  private:
-  std::int8_t winner(const float* v, int bin) const {
-    const std::int32_t* at = positions_.data() + static_cast<std::size_t>(bin) * kBin;
-    std::int8_t best = -1;
-    float top = 0.0f;
-    for (int i = 0; i < kBin; ++i) {
-      const float value = v[at[i]];
-      if ((value != 0.0f || config_.zeros_are_values) && (best < 0 || value > top)) {
-        best = static_cast<std::int8_t>(i);
-        top = value;
-      }
+  // Gives a code to the bins of a row that have none (-1); bin b's lies at best[b * stride].
+  void borrow(std::int32_t* best, std::size_t stride, std::size_t bins) const {
+    std::vector<std::int8_t> code(bins);
+    for (std::size_t b = 0; b < bins; ++b) code[b] = static_cast<std::int8_t>(best[b * stride]);
+    for (std::size_t b = 0; b < bins; ++b) {
+      if (code[b] >= 0) continue;
+      const std::ptrdiff_t other = densified_ ? bin_to_borrow(code, b) : -1;
+      best[b * stride] = other < 0 ? 0 : code[static_cast<std::size_t>(other)];
     }
-    return best;
-  }
-  std::int8_t borrow(const std::vector<std::int8_t>& code, int bin) const {
-    if (!densified_) return 0;
-    const std::ptrdiff_t other = bin_to_borrow(code, static_cast<std::size_t>(bin));
-    return other < 0 ? std::int8_t{0} : code[static_cast<std::size_t>(other)];
   }
 
   std::int64_t dim_;

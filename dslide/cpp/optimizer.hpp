@@ -102,6 +102,11 @@ class RowState {
     }
   }
 
+  // The same before catch_up(), where there is something to catch up with.
+  void prefetch_missed(std::int64_t row) const {
+    if (own_step_[static_cast<std::size_t>(row)] != missed_.now()) prefetch(row);
+  }
+
   // To be called once, after all rows that have a gradient were updated.
   void finish_step(float step_size) {
     if (optimizer_.catches_up()) missed_.advance(step_size);

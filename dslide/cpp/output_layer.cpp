@@ -110,9 +110,12 @@ void OutputLayer::forward(const Batch& batch, const float* h, Sampler& sampler, 
   sampler.select(batch, h, active_);
   h_ = h;
   points_ = batch.size();
-  if (state_.optimizer().catches_up()) catch_up_active();
-  if (active_.shared) forward_shared(h, points_, lse);
-  else forward_pairs(h, points_, lse);
+  if (!active_.shared) return forward_pairs(h, points_, lse);
+  if (state_.optimizer().catches_up())
+    pool_.ranges(active_.row_count, 1, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t position = begin; position < end; ++position) catch_up_row(active_.row(position));
+    });
+  forward_shared(h, points_, lse);
 }
 
 double OutputLayer::backward(const Batch& batch, const float* lse, float* dh, bool weight_labels,
@@ -128,15 +131,11 @@ double OutputLayer::backward(const Batch& batch, const float* lse, float* dh, bo
     scale_[p] = labels > 0.0f ? weight / static_cast<float>(global_batch) : 0.0f;
     target_[p] = labels > 0.0f ? scale_[p] / labels : 0.0f;
   }
+  if (!active_.shared) return backward_pairs(lse, points_, dh) * static_cast<double>(global_batch);
   const std::size_t parts = (active_.row_count + tile_rows() - 1) / tile_rows();
   std::vector<double> loss_parts(parts, 0.0);
-  if (active_.shared) {
-    gradient_shared(lse, points_, loss_parts.data());
-    hidden_gradient_shared(points_, dh);
-  } else {
-    gradient_pairs(lse, loss_parts.data());
-    hidden_gradient_pairs(points_, dh);
-  }
+  gradient_shared(lse, points_, loss_parts.data());
+  hidden_gradient_shared(points_, dh);
   double loss = 0.0;
   for (const double part : loss_parts) loss += part;
   return loss * static_cast<double>(global_batch);
@@ -156,14 +155,9 @@ void OutputLayer::settle() {
   bias_state_.settle(pool_, bias_.data());
 }
 
-void OutputLayer::catch_up_active() {
-  pool_.ranges(active_.row_count, 1, [&](std::size_t begin, std::size_t end) {
-    for (std::size_t position = begin; position < end; ++position) {
-      const std::ptrdiff_t row = active_.row(position);
-      state_.catch_up(row, weights_.data() + row * config_.hidden);
-      if (config_.bias) bias_state_.catch_up(row, bias_.data() + row);
-    }
-  });
+void OutputLayer::catch_up_row(std::int32_t row) {
+  state_.catch_up(row, weights_.data() + std::ptrdiff_t{row} * config_.hidden);
+  if (config_.bias) bias_state_.catch_up(row, bias_.data() + row);
 }
 
 void OutputLayer::update_row(std::int32_t row, const float* g, float bias_gradient, float step_size) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "active_set.hpp"
@@ -75,16 +76,18 @@ class OutputLayer {
   std::pair<std::size_t, std::size_t> own_range(std::size_t begin, std::size_t end) const;
   void update_row(std::int32_t row, const float* g, float bias_gradient, float step_size);
   void update_inactive(float step_size);
-  void catch_up_active();
+  void catch_up_row(std::int32_t row);
 
   void forward_shared(const float* h, std::size_t points, float* lse);
   void gradient_shared(const float* lse, std::size_t points, double* loss_parts);
   void hidden_gradient_shared(std::size_t points, float* dh);
   void update_shared(float step_size);
 
+  std::size_t part_begin(int part) const;
+  void for_parts(const std::function<void(int, std::size_t, std::size_t)>& body);  // body(part, first row, last row + 1)
+  void prefetch_weights(std::size_t position, std::size_t end) const;
   void forward_pairs(const float* h, std::size_t points, float* lse);
-  void gradient_pairs(const float* lse, double* loss_parts);
-  void hidden_gradient_pairs(std::size_t points, float* dh);
+  double backward_pairs(const float* lse, std::size_t points, float* dh);  // the summed loss over the global batch
   void update_pairs(float step_size);
 
   Pool& pool_;
@@ -96,11 +99,10 @@ class OutputLayer {
   const float* h_ = nullptr;   // of the last forward: must live until update
   std::size_t points_ = 0;
   std::ptrdiff_t ld_ = 0;      // row stride of the shared logits
-  Buffer<float> logits_;       // shared: [active rows, ld_], as exponentials after forward; pairs: [pairs]
-  std::vector<float> own_logits_;  // shared: of active_.own
+  Buffer<float> logits_;       // shared: [active rows, ld_], as exponentials after forward; pairs: [pairs], too
+  std::vector<float> own_logits_;  // of active_.own
   Buffer<float> part_max_, part_sum_, scale_, target_, copy_;
-  std::vector<std::int64_t> point_indptr_, point_pairs_;  // pairs: positions of a point's pairs, ascending
-  std::vector<std::uint8_t> pair_own_;
+  std::vector<std::int64_t> own_pairs_;  // pairs: places of active_.own
   PackedMatrix packed_h_transposed_, packed_h_, packed_rows_;
   std::vector<Buffer<float>> scratch_;
 };

@@ -176,30 +176,73 @@ void LshSampler::propose(const Batch& batch, const float* h, std::vector<std::in
   for (std::size_t p = 0; p < batch.size(); ++p) rows.insert(rows.end(), lists_[p].begin(), lists_[p].end());
 }
 
+// Point -> rows becomes row -> points, points ascending. A thread takes a part of the rows and walks through all lists:
+// nothing to merge, and the result doesn't depend on the parts.
+void LshSampler::invert(std::size_t points, ActiveSet& active) {
+  constexpr std::uint32_t kElsewhere = 16;  // places that stand for rows of other threads; several, against stalls
+  Pool& pool = layer_.pool();
+  const auto labels = static_cast<std::size_t>(layer_.config().shard.size());
+  const auto threads = static_cast<std::size_t>(pool.threads());
+  std::vector<std::int64_t> row_border(threads + 1, 0), pair_border(threads + 1, 0);
+  cursors_.resize(threads);
+  pool.run([&](int thread) {
+    const auto t = static_cast<std::size_t>(thread);
+    const auto [begin, end] = Pool::part(labels, 1, thread, pool.threads());
+    const auto first = static_cast<std::uint32_t>(begin), size = static_cast<std::uint32_t>(end - begin);
+    auto& cursor = cursors_[t];
+    cursor.assign(size + kElsewhere, 0);
+    for (std::size_t p = 0; p < points; ++p) {
+      std::uint32_t turn = 0;
+      for (const std::int32_t row : lists_[p]) {
+        const std::uint32_t place = static_cast<std::uint32_t>(row) - first;
+        ++cursor[place < size ? place : size + (turn++ % kElsewhere)];
+      }
+    }
+    for (std::uint32_t row = 0; row < size; ++row) {
+      row_border[t + 1] += cursor[row] != 0;
+      pair_border[t + 1] += cursor[row];
+    }
+  });
+  for (std::size_t t = 0; t < threads; ++t) {
+    row_border[t + 1] += row_border[t];
+    pair_border[t + 1] += pair_border[t];
+  }
+  active.row_count = static_cast<std::size_t>(row_border[threads]);
+  active.rows.resize(active.row_count);
+  active.pair_indptr.resize(active.row_count + 1);
+  active.pair_indptr[active.row_count] = pair_border[threads];
+  active.pair_points.resize(static_cast<std::size_t>(pair_border[threads]));
+  pool.run([&](int thread) {
+    const auto t = static_cast<std::size_t>(thread);
+    const auto [begin, end] = Pool::part(labels, 1, thread, pool.threads());
+    const auto first = static_cast<std::uint32_t>(begin), size = static_cast<std::uint32_t>(end - begin);
+    auto& cursor = cursors_[t];
+    std::int32_t* pair_points = active.pair_points.data() + pair_border[t];
+    auto position = static_cast<std::size_t>(row_border[t]);
+    std::uint32_t pair = 0;
+    for (std::uint32_t row = 0; row < size; ++row) {
+      const std::uint32_t count = cursor[row];
+      cursor[row] = pair;
+      if (count == 0) continue;
+      active.rows[position] = static_cast<std::int32_t>(first + row);
+      active.pair_indptr[position++] = pair_border[t] + pair;
+      pair += count;
+    }
+    for (std::size_t p = 0; p < points; ++p)
+      for (const std::int32_t row : lists_[p]) {
+        const std::uint32_t place = static_cast<std::uint32_t>(row) - first;
+        if (place < size) pair_points[cursor[place]++] = static_cast<std::int32_t>(p);
+      }
+  });
+}
+
 void LshSampler::select(const Batch& batch, const float* h, ActiveSet& active) {
   const Shard& shard = layer_.config().shard;
   const std::size_t points = batch.size();
-  const auto labels = static_cast<std::uint32_t>(shard.size());
   active.clear();
   active.shared = false;
   query(batch, h, true);
-  // Invert: point -> rows becomes row -> points, points ascending.
-  counts_.assign(std::size_t{labels} + 1, 0);
-  for (std::size_t p = 0; p < points; ++p)
-    for (const std::int32_t row : lists_[p]) ++counts_[static_cast<std::size_t>(row)];
-  active.pair_indptr.push_back(0);
-  for (std::uint32_t row = 0; row < labels; ++row) {
-    const std::int64_t count = counts_[row];
-    counts_[row] = active.pair_indptr.back();
-    if (count == 0) continue;
-    active.rows.push_back(static_cast<std::int32_t>(row));
-    active.pair_indptr.push_back(active.pair_indptr.back() + count);
-  }
-  active.row_count = active.rows.size();
-  active.pair_points.resize(static_cast<std::size_t>(active.pair_indptr.back()));
-  for (std::size_t p = 0; p < points; ++p)
-    for (const std::int32_t row : lists_[p])
-      active.pair_points[static_cast<std::size_t>(counts_[static_cast<std::size_t>(row)]++)] = static_cast<std::int32_t>(p);
+  invert(points, active);
   std::size_t position = 0;
   const auto [first, last] = batch.own(shard.begin, shard.end);
   for (const Batch::Own* pair = first; pair != last; ++pair) {

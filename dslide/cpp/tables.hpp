@@ -79,6 +79,8 @@ class LshSampler : public Sampler, public Proposer {
   void query(const Batch& batch, const float* h, bool own_labels);
   void answer(const Batch& batch, std::size_t point, Scratch& scratch, std::vector<std::int32_t>& list) const;
 
+  void invert(std::size_t points, ActiveSet& active);
+
   OutputLayer& layer_;
   Config config_;
   std::unique_ptr<HashFamily> family_;
@@ -86,7 +88,7 @@ class LshSampler : public Sampler, public Proposer {
   std::vector<std::uint32_t> codes_, query_codes_;
   std::vector<std::vector<std::int32_t>> lists_;  // by point
   std::vector<Scratch> scratch_;
-  std::vector<std::int64_t> counts_;
+  std::vector<std::vector<std::uint32_t>> cursors_;  // by thread: of its rows, while lists are inverted
 };
 
 }  // namespace dslide

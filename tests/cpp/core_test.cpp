@@ -91,10 +91,8 @@ void test_kernels(const Kernels& kern) {
       near(lse[i], i == 0 ? double{minus_inf} : reference::log_sum_exp(shifted), 1e-5, at + "column log-sum-exp");
     }
     std::vector<double> row(logits.begin() + n, logits.begin() + 2 * n);
-    near(kern.log_sum_exp(logits.data() + n, n), reference::log_sum_exp(row), 1e-5, at + "log_sum_exp");
-    near(kern.log_sum_exp(nullptr, 0), double{minus_inf}, 0.0, at + "log_sum_exp of nothing");
 
-    // The same in three pieces: nothing, the row, the row again and larger by 3.
+    // A log-sum-exp in three pieces: nothing, the row, the row again and larger by 3.
     float running_max = minus_inf, running_sum = 0.0f;
     near(kern.log_sum_update(nullptr, 0, &running_max, &running_sum), double{minus_inf}, 0.0, at + "maximum of nothing");
     check(running_max == minus_inf && running_sum == 0.0f, at + "log_sum_update with nothing");
@@ -133,6 +131,40 @@ void test_kernels(const Kernels& kern) {
       near(derivative[i], (before[i] > 0.0f ? 1.0 : 0.4) * bias[i], 1e-6, at + "activate's derivative");
       near(activation[i], double{before[i]} * derivative[i], 1e-6, at + "activate");
     }
+
+    // Exponentials by pair: 12 of them for the 37 rows.
+    auto pair_logits = draw(random, ids.size(), 3.0f);
+    const auto pair_before = pair_logits;
+    std::vector<float> pair_shift = draw(random, static_cast<std::size_t>(rows)), pair_sum(static_cast<std::size_t>(rows), 0.5f);
+    std::vector<double> pair_want(static_cast<std::size_t>(rows), 0.5);
+    kern.exp_pairs(pair_logits.data(), ids.data(), static_cast<std::ptrdiff_t>(ids.size()), pair_shift.data(), pair_sum.data());
+    for (std::size_t j = 0; j < ids.size(); ++j) {
+      const auto id = static_cast<std::size_t>(ids[j]);
+      near(pair_logits[j], std::exp(double{pair_before[j]} - pair_shift[id]), 2e-6, at + "exp_pairs");
+      pair_want[id] += std::exp(double{pair_before[j]} - pair_shift[id]);
+    }
+    for (std::size_t r = 0; r < pair_want.size(); ++r) near(pair_sum[r], pair_want[r], 2e-6, at + "exp_pairs sum");
+
+    // Winners among 8 of n coordinates: ties, missing values, a bin with nothing.
+    std::vector<float> side(size * 16);
+    for (std::size_t i = 0; i < side.size(); ++i) side[i] = random() % 3 == 0 ? minus_inf : static_cast<float>(random() % 5);
+    std::vector<std::int32_t> bins, best(5 * 16);
+    for (int i = 0; i < 5 * 8; ++i) bins.push_back(static_cast<std::int32_t>(random() % size));
+    for (int i = 0; i < 8; ++i) side[static_cast<std::size_t>(bins[static_cast<std::size_t>(i)]) * 16 + 3] = minus_inf;
+    check(kern.winners(side.data(), bins.data(), 5, best.data()), at + "winners: one bin has none");
+    for (std::size_t b = 0; b < 5; ++b)
+      for (std::size_t r = 0; r < 16; ++r) {
+        std::int32_t place = -1;
+        float top = minus_inf;
+        for (std::size_t i = 0; i < 8; ++i) {
+          const float value = side[static_cast<std::size_t>(bins[b * 8 + i]) * 16 + r];
+          if (value > top) {
+            top = value;
+            place = static_cast<std::int32_t>(i);
+          }
+        }
+        check(best[b * 16 + r] == place, at + "winners");
+      }
 
     auto weight = w;
     std::vector<float> state(size, 0.25f);
