@@ -160,6 +160,17 @@ def test_a_compression_that_python_lacks_is_said_and_the_file_kept(tmp_path: Pat
     assert (tmp_path / "Eurlex.zip").exists() and state(row) == "absent"
 
 
+def test_the_archive_itself_comes_before_what_was_packed(tmp_path: Path) -> None:
+    row = entry("EURLex-4K")
+    unpacked = lay(tmp_path / "have", inner_files(row))
+    assert fetch.fetch(row, unpacked).path == row.packed
+    lay(tmp_path, {"Eurlex.zip": small_archive(row)})
+    assert fetch.fetch(row, tmp_path / "Eurlex.zip").path == row.raw == fetch.present_archive(row)
+    assert not row.packed.exists()
+    with pytest.raises(UserError, match=r"Eurlex\.zip is there already; delete it"):
+        fetch.fetch(row, unpacked)
+
+
 def test_a_name_that_is_embedded_or_generated_needs_no_archive(tmp_path: Path) -> None:
     for name in ("debian-deps", "amazon-670k-twin-20k"):
         with pytest.raises(UserError, match="there is nothing to fetch"):

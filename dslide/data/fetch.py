@@ -130,6 +130,8 @@ def _take(entry: Entry, given: Path) -> Archive:
                 shutil.copyfile(given, part)
                 return _accept(entry, part, entry.raw, str(given))
         found = _unpacked(entry, given)
+        if entry.raw.is_file():
+            raise Unusable(f"{entry.raw} is there already; delete it if these files are to be used instead")
         size = sum({place: place.stat().st_size for _, place, _ in found}.values())
         require_room(entry, entry.raw.parent, size, "the inner files")
         with _incoming(entry, entry.packed.name, "given") as part:
@@ -167,6 +169,8 @@ def _accept(entry: Entry, part: Path, target: Path, origin: str) -> Archive:
         raise Unusable(wrong)
     _record(entry, target, part, digest, origin)
     part.replace(target)
+    if target == entry.raw:
+        entry.packed.unlink(missing_ok=True)  # the archive itself is better than what was packed in its place
     return Archive(target, digest)
 
 
