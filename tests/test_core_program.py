@@ -1,4 +1,4 @@
-"""Builds the core's own test program, plain and under each sanitizer, and runs it."""
+"""Builds the core's own test programs, plain and under each sanitizer, and runs them."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parent / "cpp"
     "sanitizer", ["", "address,undefined", "thread"], ids=["plain", "address-undefined", "thread"]
 )
 def test_core_program(sanitizer: str, tmp_path: Path) -> None:
-    """Kernels against the reference and training with several threads; warnings are errors."""
+    """Kernels and parser against references, training with several threads; warnings are errors."""
     level = "-O3" if not sanitizer else "-O1 -g1"
     configure = ["cmake", "-S", str(SOURCE), "-B", str(tmp_path), f"-DDSLIDE_SANITIZE={sanitizer}",
                  f"-DCMAKE_CXX_FLAGS={level}"]  # fmt: skip
@@ -26,6 +26,7 @@ def test_core_program(sanitizer: str, tmp_path: Path) -> None:
         timeout=600,
     )
     assert build.returncode == 0, build.stdout[-4000:] + build.stderr[-4000:]
-    run = subprocess.run([tmp_path / "core_test"], capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-6000:]
-    assert ", 0 failed" in run.stdout
+    for program in ("core_test", "reader_fuzz"):
+        run = subprocess.run([tmp_path / program], capture_output=True, text=True, timeout=300)
+        assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-6000:]
+        assert ", 0 failed" in run.stdout

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from dslide import _core
-from dslide.data import Dataset, Points, convert, from_files, load
+from dslide.data import Dataset, Points, from_files, load
+from dslide.data import text as text_files
 from dslide.data.cli import app
-from dslide.data.convert import Layout, write_xc
+from dslide.data.convert import write_xc
+from dslide.data.layout import Layout
 from dslide.errors import UserError
 
 GOLDEN = sorted((Path(__file__).parent / "data" / "xc").glob("*.txt"))
@@ -135,7 +137,7 @@ def test_the_first_bad_line_is_named_wherever_the_file_is_cut(
     lines[800] = "nonsense\n"
     file = write(tmp_path, f"1000 11 8\n{''.join(lines)}")
     for block, threads in ((1 << 20, 1), (1 << 20, 4), (64, 2), (1, 1)):
-        monkeypatch.setattr(convert, "_BLOCK", block)
+        monkeypatch.setattr(text_files, "BLOCK", block)
         with pytest.raises(UserError, match=r"bad.txt:619:1: label '8' lies outside 0\.\.7"):
             from_files(file, threads=threads)
 
@@ -147,7 +149,7 @@ def test_blocks_and_threads_do_not_matter(tmp_path: Path, monkeypatch: pytest.Mo
     assert [len(row) for row in rows(whole.train)[1]] == [1, 0, 0, 2, 0, 0, 1, 0, 0]
     for block in range(1, 8):
         for threads in (1, 2, 5):
-            monkeypatch.setattr(convert, "_BLOCK", block)
+            monkeypatch.setattr(text_files, "BLOCK", block)
             monkeypatch.setenv("DSLIDE_DATA", str(tmp_path / f"{block}-{threads}"))
             assert from_files(file, threads=threads).hash == whole.hash
 
@@ -180,7 +182,7 @@ def test_round_trip(
     folder = tmp_path_factory.mktemp("round")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DSLIDE_DATA", str(folder / "data"))
-        patch.setattr(convert, "_BLOCK", block)
+        patch.setattr(text_files, "BLOCK", block)
         write_xc(folder / "points.txt", points)
         data = from_files(folder / "points.txt", folder / "points.txt", threads=threads)
     for got in (data.train, data.test):
@@ -198,7 +200,8 @@ def test_any_bytes_are_parsed_or_refused(text: str | bytes, threads: int) -> Non
     content = text.encode() if isinstance(text, str) else text
     got = _core.parse_xc(_core.Pool(threads), content, 5, 4)
     if isinstance(got, tuple):
-        line, column, reason = got
+        line, column, reason, kind = got
+        assert kind in ("syntax", "feature outside", "label outside")
         assert 0 <= line <= content.count(b"\n")
         assert 1 <= column <= len(content.split(b"\n")[line]) + 1 and reason
         return

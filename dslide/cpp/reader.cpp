@@ -24,27 +24,36 @@ class Parser {
   void run() {
     points.x_indices.reserve(text_.size() / 8);  // about what real sets need; costs nothing until it is used
     points.x_values.reserve(text_.size() / 8);
-    try {
-      for (std::size_t begin = 0; begin < text_.size(); ++lines) {
-        const std::size_t newline = std::min(text_.find('\n', begin), text_.size());
-        std::size_t end = newline;
-        if (end > begin && text_[end - 1] == '\r') --end;
-        points.blank_tail = end == begin ? points.blank_tail + 1 : 0;
-        line(text_.data() + begin, text_.data() + end);
+    for (std::size_t begin = 0; begin < text_.size(); ++points.lines) {
+      const std::size_t newline = std::min(text_.find('\n', begin), text_.size());
+      std::size_t end = newline;
+      if (end > begin && text_[end - 1] == '\r') --end;
+      if (limits_.comments && is_comment(begin, end)) {
         begin = newline + 1;
+        continue;
       }
-    } catch (const XcError& e) {
-      error = e;
+      try {
+        line(text_.data() + begin, text_.data() + end);
+        points.blank_tail = end == begin ? points.blank_tail + 1 : 0;
+      } catch (const XcError& e) {
+        if (!limits_.lenient) {
+          error = e;
+          return;
+        }
+        if (points.skipped++ == 0) points.first_skipped = e;
+      }
+      begin = newline + 1;
     }
   }
 
   XcPoints points;
-  std::int64_t lines = 0;
   std::optional<XcError> error;
 
  private:
-  [[noreturn]] void fail(const char* where, const std::string& reason) const {
-    throw XcError(lines, where - begin_ + 1, reason);
+  using Kind = XcError::Kind;
+
+  [[noreturn]] void fail(const char* where, const std::string& reason, Kind kind = Kind::kSyntax) const {
+    throw XcError(points.lines, where - begin_ + 1, kind, reason);
   }
 
   // The word at `where`, for a message.
@@ -56,16 +65,24 @@ class Parser {
     return shown + "'";
   }
 
+  bool is_comment(std::size_t begin, std::size_t end) const {
+    while (begin < end && is_space(text_[begin])) ++begin;
+    return begin < end && text_[begin] == '#';
+  }
+
   void skip_spaces() {
     while (at_ < end_ && is_space(*at_)) ++at_;
   }
 
   void line(const char* begin, const char* end) {
     begin_ = at_ = begin;
-    end_ = end;
+    end_ = limits_.comments ? std::find(begin, end, '#') : end;
     features_.clear();
     labels_.clear();
-    if (at_ < end_ && !is_space(*at_) && !first_word_is_feature()) read_labels();
+    if (at_ < end_ && !is_space(*at_) && !first_word_is_feature()) {
+      if (limits_.labels == kNoLabels) fail(at_, "expected feature:value, found " + word(at_));
+      read_labels();
+    }
     for (skip_spaces(); at_ < end_; skip_spaces()) read_feature();
     store();
   }
@@ -101,7 +118,7 @@ class Parser {
       at_ = stop;
       id = std::abs(value) < 1e15 ? static_cast<std::int64_t>(value) : std::numeric_limits<std::int64_t>::max();
     }
-    return in_range(start, "label", id, limits_.labels);
+    return in_range(start, Kind::kLabelOutside, id, limits_.labels, limits_.label_base);
   }
 
   std::int64_t read_integer(const char* kind) {
@@ -113,11 +130,11 @@ class Parser {
     return id;
   }
 
-  std::int32_t in_range(const char* start, const char* kind, std::int64_t id, std::int64_t limit) const {
-    const std::int64_t first = limits_.index_base;
+  std::int32_t in_range(const char* start, Kind kind, std::int64_t id, std::int64_t limit, std::int64_t first) const {
     if (id < first || id - first >= limit) {
-      fail(start, std::string(kind) + " " + word(start) + " lies outside " + std::to_string(first) + ".." +
-                      std::to_string(limit - 1 + first));
+      const std::string what = kind == Kind::kLabelOutside ? "label " : "feature ";
+      fail(start, what + word(start) + " lies outside " + std::to_string(first) + ".." + std::to_string(limit - 1 + first),
+           kind);
     }
     return static_cast<std::int32_t>(id - first);
   }
@@ -126,7 +143,7 @@ class Parser {
     const char* start = at_;
     const std::int64_t id = read_integer("feature");
     if (at_ == end_ || *at_ != ':') fail(start, "expected feature:value, found " + word(start));
-    const std::int32_t index = in_range(start, "feature", id, limits_.features);
+    const std::int32_t index = in_range(start, Kind::kFeatureOutside, id, limits_.features, limits_.feature_base);
     ++at_;
     const float value = read_value(start);
     if (at_ < end_ && !is_space(*at_)) fail(start, "the value of " + word(start) + " isn't a number");
@@ -162,20 +179,24 @@ class Parser {
     if (!sorted) {
       std::stable_sort(features_.begin(), features_.end(), by_id);
       std::sort(labels_.begin(), labels_.end());
-      ++points.unsorted;
     }
-    std::int64_t count = 0;
+    std::size_t count = 0;  // distinct features, moved to the front
     for (std::size_t i = 0; i < features_.size(); ++count) {
       double sum = 0;
       const std::size_t first = i;
       for (; i < features_.size() && features_[i].id == features_[first].id; ++i) sum += features_[i].value;
-      points.duplicates += static_cast<std::int64_t>(i - first) - 1;
       const float value = static_cast<float>(sum);
       if (!std::isfinite(value)) fail(begin_, "the values of a repeated feature add up to more than float32 holds");
-      points.x_indices.push_back(features_[first].id);
-      points.x_values.push_back(value);
+      features_[count] = {features_[first].id, value};
     }
-    points.x_lengths.push_back(count);
+    // Nothing fails from here on: a point is stored whole or not at all.
+    points.unsorted += sorted ? 0 : 1;
+    points.duplicates += static_cast<std::int64_t>(features_.size() - count);
+    for (std::size_t i = 0; i < count; ++i) {
+      points.x_indices.push_back(features_[i].id);
+      points.x_values.push_back(features_[i].value);
+    }
+    points.x_lengths.push_back(static_cast<std::int64_t>(count));
     const auto unique_end = std::unique(labels_.begin(), labels_.end());
     points.duplicates += labels_.end() - unique_end;
     points.y_indices.insert(points.y_indices.end(), labels_.begin(), unique_end);
@@ -207,6 +228,10 @@ std::vector<std::string_view> cut(std::string_view text, std::size_t parts) {
   return result;
 }
 
+XcError moved(const XcError& error, std::int64_t lines) {
+  return {error.line + lines, error.column, error.kind, error.what()};
+}
+
 }  // namespace
 
 std::vector<XcPoints> parse_xc(Pool& pool, std::string_view text, const XcLimits& limits) {
@@ -217,8 +242,9 @@ std::vector<XcPoints> parse_xc(Pool& pool, std::string_view text, const XcLimits
   std::vector<XcPoints> parts;
   std::int64_t lines = 0;
   for (Parser& parser : parsers) {
-    if (parser.error) throw XcError(lines + parser.error->line, parser.error->column, parser.error->what());
-    lines += parser.lines;
+    if (parser.error) throw moved(*parser.error, lines);
+    if (parser.points.first_skipped) parser.points.first_skipped = moved(*parser.points.first_skipped, lines);
+    lines += parser.points.lines;
     parts.push_back(std::move(parser.points));
   }
   return parts;

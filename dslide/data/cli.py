@@ -13,10 +13,12 @@ import typer
 from dslide.data import fetch as fetching
 from dslide.data import format
 from dslide.data.catalogue import catalogue, entry, prepared_folder
-from dslide.data.convert import Layout, Text, convert
+from dslide.data.convert import convert
 from dslide.data.dataset import files_source_hash, folder_of, prepare_archive, state
 from dslide.data.dataset import prepare as prepare_set
 from dslide.data.download import page
+from dslide.data.layout import Layout, Source
+from dslide.data.text import Text
 from dslide.errors import UserError
 
 app = typer.Typer(help="Data sets: list, fetch, convert, verify.", no_args_is_help=True)
@@ -124,18 +126,38 @@ def convert_(
         str | None, typer.Argument(metavar="[SET]", help="a fetched set of the catalogue, instead of files")
     ] = None,
     train: Annotated[
-        Path | None, typer.Option(help="training points in the XC format (also .gz, .bz2, .xz)")
+        Path | None,
+        typer.Option(help="training points in the XC format (also .gz, .bz2, .xz), or a matrix"),
     ] = None,
     test: Annotated[Path | None, typer.Option(help="test points")] = None,
+    train_labels: Annotated[
+        Path | None,
+        typer.Option(help="labels, where --train is a matrix of the features alone (text or .npz)"),
+    ] = None,
+    test_labels: Annotated[Path | None, typer.Option(help="the same for --test")] = None,
+    train_rows: Annotated[
+        Path | None, typer.Option(help="numbers (from 1) of the training points among those of --train")
+    ] = None,
+    test_rows: Annotated[
+        Path | None, typer.Option(help="numbers of the test points among those of --train")
+    ] = None,
+    column: Annotated[int, typer.Option(min=0, help="column of the files of row numbers, from 0")] = 0,
     name: Annotated[str | None, typer.Option(help="name to load the set by")] = None,
     out: Annotated[Path | None, typer.Option(help="folder to write, instead of one for --name")] = None,
-    index_base: Annotated[int | None, typer.Option(help="the first id: 0 (default) or 1")] = None,
+    index_base: Annotated[
+        int | None,
+        typer.Option(help="the first id, 0 or 1; default: 0, unless the header proves that it is 1"),
+    ] = None,
+    label_base: Annotated[int | None, typer.Option(help="the first label's id, where it differs")] = None,
     no_header: Annotated[
         bool, typer.Option("--no-header", help="the files don't begin with 'points features labels'")
     ] = False,
     features: Annotated[int | None, typer.Option(help="number of features, without a header")] = None,
     labels: Annotated[int | None, typer.Option(help="number of labels, without a header")] = None,
     label_names: Annotated[Path | None, typer.Option(help="names of the labels, one a line")] = None,
+    lenient: Annotated[
+        bool, typer.Option("--lenient", help="leave lines that aren't in the format out, and say how many")
+    ] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="default: all cores")] = None,
 ) -> None:
     """Converts a fetched set, or text files of your own, into the prepared format; prints the folder."""
@@ -164,19 +186,36 @@ def convert_(
             names = label_names.read_text(encoding="utf8").splitlines()
         except OSError as error:
             raise UserError(f"{label_names}: {error.strerror}") from None
-    layout = Layout(header=not no_header, index_base=index_base, features=features, labels=labels)
-    texts = [Text(path) for path in (train, test) if path is not None]
+    layout = Layout(not no_header, index_base, label_base, features, labels, lenient)
+    sources = [_source(train, train_labels, train_rows, column)]
+    if test is not None and test_rows is not None:
+        raise UserError("--test-rows picks points of --train; without it, --test is a file of its own")
+    if test_rows is not None and train_rows is None:
+        raise UserError("--test-rows needs --train-rows")
+    if test is not None or test_rows is not None:
+        sources.append(
+            _source(test or train, train_labels if test is None else test_labels, test_rows, column)
+        )
     # a name's folder is shared with other processes, --out is this person's own
     with format.locked(folder) if name is not None else nullcontext():
         convert(
             folder,
-            texts[0],
-            texts[1] if len(texts) > 1 else None,
+            sources[0],
+            sources[1] if len(sources) > 1 else None,
             name=name or folder.name,
-            source=files_source_hash(texts, layout),
+            source=files_source_hash(sources, layout),
             layout=layout,
             label_names=names,
             expected=None if row is None or row.expected is None else row.expected.sizes(),
             threads=threads,
         )
     typer.echo(folder)
+
+
+def _source(points: Path, labels: Path | None, rows: Path | None, column: int) -> Source:
+    """A split's files. UserError for a matrix of features without labels."""
+    if labels is None and points.suffix == ".npz":
+        raise UserError(f"{points}: a matrix of features; give the one of the labels, too (--train-labels)")
+    return Source(
+        Text(points), None if labels is None else Text(labels), None if rows is None else Text(rows), column
+    )

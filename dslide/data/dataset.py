@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dslide.data import bags, format, npz, twin, words
+from dslide.data import bags, format, twin, words
 from dslide.data.catalogue import Entry, Pair, catalogue, entry, prepared_folder
-from dslide.data.convert import CONVERT_VERSION, Layout, Text, convert
+from dslide.data.convert import CONVERT_VERSION, convert
 from dslide.data.fetch import fetch, present_archive, read_lock, require_room
 from dslide.data.format import Points
+from dslide.data.layout import Layout, Source
 from dslide.data.progress import progress
+from dslide.data.text import Text
 from dslide.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -163,29 +165,22 @@ def _compare_averages(row: Entry) -> None:
 
 
 def _convert_archive(row: Entry, path: Path, source: str, sizes: dict[str, int] | None) -> None:
-    def text(split: str | Pair | None) -> Text | None:
-        return Text(path, split) if isinstance(split, str) else None
+    def files(split: str | Pair) -> Source:
+        if isinstance(split, Pair):
+            return Source(Text(path, split.features), Text(path, split.labels))
+        return Source(Text(path, split))
 
-    def pair(split: str | Pair | None) -> tuple[Text, Text] | None:
-        return (Text(path, split.features), Text(path, split.labels)) if isinstance(split, Pair) else None
-
-    matrices, train = pair(row.train), text(row.train)
-    if matrices is not None:
-        npz.convert(row.prepared, matrices, pair(row.test), name=row.name, source=source, expected=sizes)
-        return
-    assert train is not None
+    assert row.train is not None
+    train, test = files(row.train), None if row.test is None else files(row.test)
     if row.format == "text":
-        words.convert(row.prepared, train, row.words, name=row.name, source=source, expected=sizes)
+        words.convert(row.prepared, train.points, row.words, name=row.name, source=source, expected=sizes)
         return
     layout = Layout(header=row.header, index_base=row.index_base)
-    test = text(row.test)
     convert(row.prepared, train, test, name=row.name, source=source, layout=layout, expected=sizes)
 
 
 def _archive_source(row: Entry, sha256: str) -> str:
     """Source hash of a set that is made from an archive with this sha256."""
-    if row.format == "npz":
-        return format.source_hash(archive=sha256, members=row.members, version=f"npz {npz.NPZ_VERSION}")
     if row.format == "text":
         settings = row.words.model_dump()
         version = f"words {words.WORDS_VERSION}"
@@ -229,26 +224,31 @@ def state(row: Entry) -> str:
 
 
 def from_files(
-    train: str | Path,
-    test: str | Path | None = None,
+    train: str | Path | Source,
+    test: str | Path | Source | None = None,
     *,
     layout: Layout | None = None,
     threads: int | None = None,
 ) -> Dataset:
-    """Opens XC text files, converted once into a cache that notices when their content changes.
+    """Opens files of points, converted once into a cache that notices when their content changes.
 
-    UserError with file, line and column if a file isn't in the format (dslide.data.convert).
+    A path is a file in the XC format; a Source may be other files (dslide.data.convert). UserError with file,
+    line and column if a file isn't in the format.
     """
-    texts = [Text(Path(train)), *([Text(Path(test))] if test is not None else [])]
-    source = files_source_hash(texts, layout or Layout())
+    sources = [
+        split if isinstance(split, Source) else Source(Text(Path(split)))
+        for split in (train, test)
+        if split is not None
+    ]
+    source = files_source_hash(sources, layout or Layout())
     folder = prepared_folder(f"files-{source[:24]}")
     with format.locked(folder):
         if not is_current(folder, source):
             convert(
                 folder,
-                texts[0],
-                texts[1] if len(texts) > 1 else None,
-                name=Path(train).name,
+                sources[0],
+                sources[1] if len(sources) > 1 else None,
+                name=sources[0].points.path.name,
                 source=source,
                 layout=layout,
                 threads=threads,
@@ -256,17 +256,21 @@ def from_files(
     return open_prepared(folder)
 
 
-def files_source_hash(texts: Sequence[Text], layout: Layout) -> str:
+def files_source_hash(sources: Sequence[Source], layout: Layout) -> str:
     """Source hash of converted files: their content and how it is read."""
-    contents = []
-    for text in texts:
+    digests: dict[Path, str] = {}
+    for text in (text for source in sources for text in source.texts()):
         try:
-            contents.append(format.file_sha256(text.path))
+            if text.path not in digests:
+                digests[text.path] = format.file_sha256(text.path)
         except OSError as error:
             raise UserError(f"{text.path}: {error.strerror}") from None
+
+    def part(text: Text | None) -> list[str] | None:
+        return None if text is None else [digests[text.path], text.member or text.path.suffix]
+
     return format.source_hash(
-        files=contents,
-        members=[text.member or text.path.suffix for text in texts],
+        files=[[part(s.points), part(s.labels), part(s.rows), s.column] for s in sources],
         layout=asdict(layout),
         version=CONVERT_VERSION,
     )

@@ -178,7 +178,7 @@ def writing(
         sizes = (work.num_features, work.num_labels)
         splits = {}
         for split in SPLITS:
-            points = _open(place, split, *sizes)
+            points = open_split(place / split, *sizes)
             check(points, f"{folder}/{split}")
             splits[split] = _sizes(points)
         files = sorted(str(p.relative_to(place)) for p in place.rglob("*") if p.is_file())
@@ -265,35 +265,71 @@ class Part:
     y_indices: NDArray[np.int32]
 
 
-class PointsWriter:
-    """Appends parts of a split to its five files in `folder`; `close` completes them."""
+class AxisWriter:
+    """Appends rows to a split's arrays of one axis: "x" (features, with values) or "y" (labels)."""
 
-    def __init__(self, folder: Path) -> None:
-        self._ends = {"x": 0, "y": 0}
-        self._arrays = {key: ArrayWriter(folder / f"{key}.npy", dtype) for key, dtype in ARRAYS.items()}
-        for axis in "xy":
-            self._arrays[f"{axis}_indptr"].append(np.zeros(1, np.int64))
+    def __init__(self, folder: Path, axis: str) -> None:
+        self.rows, self.has_values = 0, axis == "x"
+        self.low, self.top = -1, -1  # the smallest and the largest id so far, -1: none
+        self._nnz = 0
+        self._arrays = {
+            key.removeprefix(f"{axis}_"): ArrayWriter(folder / f"{key}.npy", dtype)
+            for key, dtype in ARRAYS.items()
+            if key.startswith(axis)
+        }
+        self._arrays["indptr"].append(np.zeros(1, np.int64))
 
-    def append(self, part: Part) -> None:
-        """Appends the points of `part`."""
-        for axis in "xy":
-            self._append_lengths(axis, getattr(part, f"{axis}_lengths"))
-        for key in ("x_indices", "x_values", "y_indices"):
-            self._arrays[key].append(getattr(part, key))
+    def append(
+        self, lengths: NDArray[np.int64], ids: NDArray[np.int32], values: NDArray[np.float32] | None = None
+    ) -> None:
+        """Appends rows of these lengths [n]; `values` are the features' and left out for labels."""
+        self._arrays["indptr"].append(self._nnz + np.cumsum(lengths))
+        self._arrays["indices"].append(ids)
+        if values is not None:
+            self._arrays["values"].append(values)
+        self.rows += len(lengths)
+        self._nnz += len(ids)
+        if len(ids):
+            low = int(ids.min())
+            self.low = low if self.low < 0 else min(self.low, low)
+            self.top = max(self.top, int(ids.max()))
 
     def append_empty(self, count: int) -> None:
-        """Appends points without features and labels."""
-        for axis in "xy":
-            self._append_lengths(axis, np.zeros(count, np.int64))
+        """Appends rows without an id."""
+        self._arrays["indptr"].append(np.full(count, self._nnz, np.int64))
+        self.rows += count
 
     def close(self) -> None:
         """Completes the files."""
         for array in self._arrays.values():
             array.close()
 
-    def _append_lengths(self, axis: str, lengths: NDArray[np.int64]) -> None:
-        self._arrays[f"{axis}_indptr"].append(self._ends[axis] + np.cumsum(lengths))
-        self._ends[axis] += int(lengths.sum())
+
+class PointsWriter:
+    """Appends parts of a split to its five files in `folder`; `close` completes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.x, self.y = AxisWriter(folder, "x"), AxisWriter(folder, "y")
+
+    def append(self, part: Part) -> None:
+        """Appends the points of `part`."""
+        self.x.append(part.x_lengths, part.x_indices, part.x_values)
+        self.y.append(part.y_lengths, part.y_indices)
+
+    def close(self) -> None:
+        """Completes the files."""
+        self.x.close()
+        self.y.close()
+
+
+def write_rows(folder: Path, points: Points, rows: NDArray[np.int64]) -> None:
+    """Writes some points as a split, in the order of `rows` (from 0), in slices of bounded size."""
+    writer = PointsWriter(folder)
+    for begin in range(0, len(rows), _SLICE_ROWS):
+        part = points.take(rows[begin : begin + _SLICE_ROWS])
+        writer.x.append(np.diff(part.x_indptr), part.x_indices, part.x_values)
+        writer.y.append(np.diff(part.y_indptr), part.y_indices)
+    writer.close()
 
 
 def array_hash(checksums: Mapping[str, str], num_features: int, num_labels: int) -> str:
@@ -311,8 +347,8 @@ def check(points: Points, where: str) -> None:
         indptr, indices = getattr(points, f"{axis}_indptr"), getattr(points, f"{axis}_indices")
         if indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
             raise UserError(f"{where}: {axis}_indptr doesn't fit {axis}_indices")
-        for begin in range(0, len(points), _CHECK_ROWS):
-            rows = indptr[begin : begin + _CHECK_ROWS + 1]
+        for begin in range(0, len(points), _SLICE_ROWS):
+            rows = indptr[begin : begin + _SLICE_ROWS + 1]
             part = indices[rows[0] : rows[-1]]
             if not len(part):
                 continue
@@ -325,7 +361,7 @@ def check(points: Points, where: str) -> None:
                 raise UserError(f"{where}: {axis}_indices don't ascend within a row")
 
 
-_CHECK_ROWS = 1 << 18
+_SLICE_ROWS = 1 << 18
 
 
 def read_meta(folder: Path) -> dict[str, Any] | None:
@@ -348,14 +384,15 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
     return meta
 
 
-def _open(folder: Path, split: str, num_features: int, num_labels: int) -> Points:
-    arrays = {name: open_array(folder / split / f"{name}.npy", dtype) for name, dtype in ARRAYS.items()}
+def open_split(folder: Path, num_features: int, num_labels: int) -> Points:
+    """Maps the five arrays in a split's folder, as they are."""
+    arrays = {name: open_array(folder / f"{name}.npy", dtype) for name, dtype in ARRAYS.items()}
     return Points(**arrays, num_features=num_features, num_labels=num_labels)
 
 
 def open_points(folder: Path, split: str, meta: Mapping[str, Any]) -> Points:
     """Maps the arrays of a split; UserError if a file is missing, cut or not as long as meta.json says."""
-    points = _open(folder, split, meta["num_features"], meta["num_labels"])
+    points = open_split(folder / split, meta["num_features"], meta["num_labels"])
     promised = meta["splits"][split]
     found = _sizes(points)
     if found != promised:

@@ -1,8 +1,6 @@
-"""From SciPy's `.npz` matrices to the prepared format, in blocks of rows: PECOS publishes its sets so.
+"""SciPy's `.npz` matrices, in which PECOS publishes its sets, read in slices of rows.
 
-A split is two matrices: features [points, D] with their values, labels [points, L] whose non-zeros are the
-labels. Both are read as they lie in the file, without ever being in memory as a whole (other layouts than CSR
-excepted).
+They are never in memory as a whole, other layouts than CSR and the borders of the rows excepted.
 """
 
 import shutil
@@ -17,71 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, load_npz
 
-from dslide.data import archive, format
-from dslide.data.convert import Text
-from dslide.data.progress import progress
+from dslide.data import archive
+from dslide.data.text import Text
 from dslide.errors import UserError
-
-# Part of the source hash: change it when the same matrices become other arrays.
-NPZ_VERSION = 1
 
 _BLOCK = 4 << 20  # non-zeros in memory at a time
 
 
-def convert(
-    folder: Path,
-    train: tuple[Text, Text],
-    test: tuple[Text, Text] | None,
-    *,
-    name: str,
-    source: str,
-    expected: dict[str, int] | None = None,
-) -> None:
-    """Converts features and labels of `train` and `test` into the prepared folder `folder`.
+class Matrix:
+    """A sparse matrix in an `.npz` file that is read from its first row to its last; a context manager.
 
-    `source` is the source hash to record. UserError, and no folder, if a matrix can't be read, if rows or
-    sizes don't fit each other, or if an id or a value is out of range.
+    A copy lies in `folder` meanwhile. UserError if it isn't what scipy.sparse.save_npz writes.
     """
-    with format.writing(folder, name=name, source=source, expected=expected) as work, progress() as bar:
-        sizes = set()
-        for split, texts in zip(format.SPLITS, (train, test), strict=True):
-            if texts is None:
-                format.write_points(work.folder / split, format.empty(work.num_features, work.num_labels))
-                continue
-            with ExitStack() as stack:
-                x, y = (stack.enter_context(_Matrix(text, folder.parent)) for text in texts)
-                if x.shape[0] != y.shape[0]:
-                    raise UserError(f"{x.name}: {x.shape[0]} rows, but {y.name} has {y.shape[0]}")
-                work.num_features, work.num_labels = x.shape[1], y.shape[1]
-                sizes.add((x.shape[1], y.shape[1]))
-                if len(sizes) > 1:
-                    (d, n), (e, m) = sizes
-                    raise UserError(f"{x.name}: train and test differ: {d}, {e} features, {n}, {m} labels")
-                writer = format.PointsWriter(work.folder / split)
-                with bar.task(f"{name} {split}", int(x.indptr[-1])) as advance:
-                    for begin, end in _blocks(x.indptr):
-                        rows, targets = x.read(begin, end), y.read(begin, end)
-                        targets.eliminate_zeros()
-                        x_lengths, y_lengths = (np.diff(m.indptr).astype(np.int64) for m in (rows, targets))
-                        writer.append(
-                            format.Part(x_lengths, rows.indices, rows.data, y_lengths, targets.indices)
-                        )
-                        advance(len(rows.data))
-                writer.close()
-
-
-def _blocks(indptr: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Rows [begin, end) of about _BLOCK non-zeros, at least one row."""
-    begin, last = 0, len(indptr) - 1
-    while begin < last:
-        end = int(np.searchsorted(indptr, indptr[begin] + _BLOCK, side="right")) - 1
-        end = min(max(end, begin + 1), last)
-        yield begin, end
-        begin = end
-
-
-class _Matrix:
-    """A sparse matrix in an `.npz` file that is read from its first row to its last."""
 
     def __init__(self, text: Text, folder: Path) -> None:
         self.name = str(text)
@@ -116,14 +61,26 @@ class _Matrix:
             self._stack.close()
             raise UserError(f"{self.name}: not a matrix of scipy.sparse.save_npz ({error})") from None
 
-    def __enter__(self) -> "_Matrix":
+    def __enter__(self) -> "Matrix":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def read(self, begin: int, end: int) -> csr_matrix:
-        """The next rows, [begin, end): ids ascending in each, repeated ones added up, values float32."""
+    def slices(self) -> Iterator[csr_matrix]:
+        """All rows in slices of about _BLOCK non-zeros, at least one row each.
+
+        Ids ascend within a row and repeated ones are added up; values are float32. UserError for ids outside
+        the shape and for values that aren't finite.
+        """
+        begin, last = 0, len(self.indptr) - 1
+        while begin < last:
+            end = int(np.searchsorted(self.indptr, self.indptr[begin] + _BLOCK, side="right")) - 1
+            end = min(max(end, begin + 1), last)
+            yield self._read(begin, end)
+            begin = end
+
+    def _read(self, begin: int, end: int) -> csr_matrix:
         if self._whole is not None:
             rows = self._whole[begin:end].astype(np.float32)
         else:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from dslide.data import archive, format
 from dslide.data.bags import tokens
-from dslide.data.convert import Text
 from dslide.data.progress import Progress, progress
+from dslide.data.text import Text
 from dslide.errors import UserError
 
 # Part of the source hash: change it when the same text becomes other arrays.
