@@ -121,7 +121,7 @@ def test_a_pair_of_texts_is_a_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "x, y, reason",
     [
-        (X, "2 3\n0:1\n1:1\n", r"x: 3 rows, but .*y: 2 rows"),
+        (X, "2 3\n0:1\n1:1\n", r"x: 3 rows, but .*y has 2"),
         (X, "3 3\n0:1\n0:1 3:1\n\n", r"y:3:5: label '3:1' lies outside 0\.\.2"),
         ("1 4\n1,2 0:1\n", "1 3\n0:1\n", r"x:2:1: expected feature:value, found '1,2'"),
         ("1 4 2\n0:1\n", "1 3\n0:1\n", r"x:1:1: expected a header 'rows columns', found '1 4 2'"),

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from small_archives import npz as saved
 
 from dslide.data import Points, npz, words
-from dslide.data.convert import Text
+from dslide.data.convert import convert as convert_files
 from dslide.data.dataset import open_prepared
+from dslide.data.layout import Source
+from dslide.data.text import Text
 from dslide.data.words import Words
 from dslide.errors import UserError
 
@@ -106,8 +108,8 @@ def convert(folder: Path, matrices: list[scipy.sparse.spmatrix | bytes]) -> tupl
     for name, matrix in zip(("xa", "ya", "xb", "yb"), matrices, strict=True):
         content = matrix if isinstance(matrix, bytes) else saved(matrix)
         (folder / f"{name}.npz").write_bytes(content)
-    train, test = ((Text(folder / f"x{k}.npz"), Text(folder / f"y{k}.npz")) for k in "ab")
-    npz.convert(folder / "set", train, test, name="m", source="s")
+    train, test = (Source(Text(folder / f"x{k}.npz"), Text(folder / f"y{k}.npz")) for k in "ab")
+    convert_files(folder / "set", train, test, name="m", source="s")
     data = open_prepared(folder / "set")
     return data.train, data.test
 
@@ -178,7 +180,7 @@ def infinite() -> scipy.sparse.csr_matrix:
         (1, without("indptr.npy"), r"ya\.npz: not a matrix"),
         (0, saved(MATRICES[0])[:-50], r"xa\.npz: not a matrix"),
         (1, MATRICES[3], r"xa\.npz: 40 rows, but .*ya\.npz has 15"),
-        (2, MATRICES[3], r"xb\.npz: train and test differ"),
+        (2, MATRICES[3], r"12 features .* but .*xb\.npz: 7 features and 7 labels; train and test must have"),
         (0, outside(), r"xa\.npz: ids outside 0\.\.11 in rows 0\.\."),
         (0, infinite(), r"xa\.npz: values that aren't finite"),
     ],

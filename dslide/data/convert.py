@@ -275,7 +275,7 @@ class _Reader:
                 self._matrix(source.labels, folder, y, bases["y"]),
             )
             if x.rows != y.rows:
-                raise UserError(f"{source.points}: {x.rows} rows, but {source.labels}: {y.rows} rows")
+                raise UserError(f"{source.points}: {x.rows} rows, but {source.labels} has {y.rows}")
         return _Sizes(str(source.points), features, labels, {"x": x.low, "y": y.low})
 
     def _matrix(self, text: Text, folder: Path, axis: AxisWriter, base: int) -> int:

@@ -18,6 +18,7 @@ from dslide.data.layout import Layout, Source
 from dslide.data.progress import progress
 from dslide.data.text import Text
 from dslide.errors import UserError
+from dslide.metrics import propensities
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,12 @@ class Dataset:
     test: Points
     label_names: list[str] | None = None
     groups: NDArray[np.int32] | None = None
+    propensity: tuple[float, float] = (0.55, 1.5)  # A and B of dslide.metrics.propensities
+
+    def propensities(self) -> NDArray[np.float64]:
+        """How likely each label is to be given where it holds, float64 [L], from the training points."""
+        counts = np.bincount(self.train.y_indices, minlength=self.num_labels)
+        return propensities(counts, len(self.train), *self.propensity)
 
     def validation(self, fraction: float = 0.1, seed: int = 0) -> "Dataset":
         """Splits train into a new train and test, so that settings can be chosen without the test set.
@@ -75,8 +82,11 @@ def load(name_or_path: str | Path) -> Dataset:
     name = str(name_or_path)
     if Path(name).name == name and not Path(name).is_dir():
         row = catalogue().get(name)
-        if row is not None and row.local:
-            return open_prepared(prepare(name))
+        folder = prepare(name) if row is not None and row.local else folder_of(name)
+        data = open_prepared(folder)
+        if row is not None and row.propensity is not None:
+            data = replace(data, propensity=(row.propensity.a, row.propensity.b))
+        return data
     return open_prepared(folder_of(name_or_path))
 
 
