@@ -274,8 +274,8 @@ def test_a_libsvm_file_needs_its_bases(tmp_path: Path) -> None:
         (["--train", "x.npz"], "give the one of the labels"),
         (["--train", "x", "--test-rows", "r"], "needs --train-rows"),
         (["--train", "x", "--test", "y", "--train-rows", "r", "--test-rows", "r"], "picks points of --train"),
-        ([], "say either"),
-        (["debian-deps", "--train", "x"], "say either"),
+        ([], "say what to convert"),
+        (["debian-deps", "--train", "x"], "give SET alone"),
     ],
 )
 def test_wrong_usage(tmp_path: Path, options: list[str], reason: str) -> None:

@@ -1,10 +1,11 @@
 """`dslide data ...`: thin commands over the library."""
 
+import io
 import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import rich.console
 import rich.table
@@ -20,6 +21,10 @@ from dslide.data.download import page
 from dslide.data.layout import Layout, Source
 from dslide.data.text import Text
 from dslide.errors import UserError
+from dslide.files import write_atomic
+
+if TYPE_CHECKING:
+    from dslide.data.stats import Stats
 
 app = typer.Typer(help="Data sets: list, fetch, convert, verify.", no_args_is_help=True)
 
@@ -118,6 +123,27 @@ def verify(name: Name) -> None:
     if row is not None and row.expected is not None:
         format.expect(meta, row.expected.sizes())
     typer.echo(f"{folder}: all {len(meta['checksums'])} files are as they were prepared; hash {meta['hash']}")
+
+
+@app.command()
+def stats(
+    name: Annotated[str, typer.Argument(help="a data set's name or a prepared folder")],
+    plot: Annotated[Path | None, typer.Option(help="draw the figure into this .svg, .png or .pdf")] = None,
+) -> None:
+    """Shows how often labels occur, sizes of points, head and tail, test labels unseen in training."""
+    from dslide.data.dataset import load
+    from dslide.data.stats import Stats
+
+    found = Stats.of(load(name))
+    table = rich.table.Table(box=None)
+    table.add_column(found.name, no_wrap=True)
+    for column in ("train", "test"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in found.rows():
+        table.add_row(*row)
+    rich.console.Console(width=None if sys.stdout.isatty() else 160).print(table)
+    if plot is not None:
+        _plot(found, plot)
 
 
 @app.command("convert")
@@ -219,3 +245,19 @@ def _source(points: Path, labels: Path | None, rows: Path | None, column: int) -
     return Source(
         Text(points), None if labels is None else Text(labels), None if rows is None else Text(rows), column
     )
+
+
+def _plot(stats: "Stats", path: Path) -> None:
+    """Draws the figure of a set; UserError without matplotlib or for another kind of file."""
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise UserError(f"--plot {path}: name a .svg, .png or .pdf")
+    try:
+        from dslide.reporting import datasets
+    except ImportError:
+        raise UserError("--plot: matplotlib is not installed: pip install 'dslide[harness]'") from None
+    content = io.BytesIO()
+    datasets.draw(stats).savefig(content, format=path.suffix[1:])
+    try:
+        write_atomic(path, content.getvalue())
+    except OSError as error:
+        raise UserError(f"--plot {path}: {error.strerror}") from None

@@ -28,8 +28,8 @@ def from_scipy(
     """A data set of matrices: features [n, D], labels [n, L] whose non-zeros are the labels.
 
     Anything that `scipy.sparse.csr_matrix` takes. A CSR matrix of float32 with sorted indices is shared, not
-    test = empty(train.num_features, train.num_labels) if x_test is None else _points(x_test, y_test, "test")
-    values that aren't finite in float32, and for other than L label names.
+    copied; repeated entries are added up. UserError for shapes that don't fit each other, values that aren't
+    finite in float32, and other than L label names.
     """
     if (x_test is None) != (y_test is None):
         raise UserError("from_scipy: test features and test labels go together")

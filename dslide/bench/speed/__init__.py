@@ -8,6 +8,7 @@ run.
 
 from collections.abc import Callable
 
+from dslide.bench.speed.converting import converting
 from dslide.bench.speed.exchange import exchange
 from dslide.bench.speed.measure import Row
 from dslide.bench.speed.predicting import evaluation, inference
@@ -24,4 +25,5 @@ BENCHES: dict[str, Callable[..., list[Row]]] = {
     "evaluation": evaluation,
     "inference": inference,
     "exchange": exchange,
+    "convert": converting,
 }
