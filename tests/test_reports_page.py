@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import reports_records as records
 import yaml
+from synthetic import make_dataset, write_prepared
 
+from dslide.experiment_data import data_folder
 from dslide.reporting import chart, output, page
 from dslide.reporting.race import Race
 
@@ -31,7 +33,22 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Race, Path]:
 
 
 def test_all_figures_are_covered_here() -> None:
-    assert [name for name in output.names() if hasattr(output.load(name), "figure")] == FIGURES
+    found = [name for name in output.names() if hasattr(output.load(name), "figure")]
+    elsewhere = ["data", "samplers"]  # not of the race's records; tested below, and with the ablation
+    assert sorted(found) == sorted([*FIGURES, *elsewhere])
+
+
+def test_the_data_are_drawn_where_they_are_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    race = Race.load(*records.write_experiment(tmp_path))
+    monkeypatch.setenv("DSLIDE_DATA", str(tmp_path / "absent"))
+    output.write_figure("data", race, tmp_path / "absent.svg")
+    monkeypatch.setenv("DSLIDE_DATA", str(tmp_path / "there"))
+    write_prepared(data_folder(race.spec), make_dataset())
+    output.write_figure("data", race, tmp_path / "there.svg")
+    absent, there = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("absent", "there"))
+    assert absent["empty"] and "isn't prepared" in absent["caption"]
+    assert not there["empty"] and "37 labels, 90 features" in there["caption"]
+    assert (tmp_path / "there.svg").stat().st_size < 200_000
 
 
 @pytest.mark.parametrize("name", FIGURES)

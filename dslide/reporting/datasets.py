@@ -32,8 +32,8 @@ def caption(stats: Stats) -> str:
     return (
         f"{stats.name}: {stats.num_labels:,} labels, {stats.num_features:,} features. Left of the dotted "
         f"line are the {stats.head_labels:,} labels that hold half of all label entries; the grey band are "
-        f"labels with at most {TAIL} training points, which hold {stats.rare_train:.1%}. {stats.unseen_share:.1%} "
-        "of the test's label entries are of labels without a training point."
+        f"labels with at most {TAIL} training points, which hold {stats.rare_train:.1%}. "
+        f"{stats.unseen_share:.1%} of the test's label entries are of labels without a training point."
     )
 
 

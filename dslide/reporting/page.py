@@ -18,7 +18,7 @@ from dslide.reporting import chart, facts, headline, output
 from dslide.reporting.race import Race
 
 # What comes in which order; report files that are not named here follow by name.
-FIGURES = ("p1-time", "time-to-target", "second-node", "p1-epochs", "bytes")
+FIGURES = ("p1-time", "time-to-target", "second-node", "p1-epochs", "bytes", "data")
 TABLES = (
     "time-to-target",
     "accuracy",
