@@ -141,8 +141,7 @@ def _csr(matrix: Any, what: str) -> scipy.sparse.csr_matrix:
     except (TypeError, ValueError) as error:
         raise UserError(f"from_scipy: {what}: {error}") from None
     if not csr.has_canonical_format:
-        if csr is matrix:
-            csr = csr.copy()
+        csr = csr.copy()  # it may share the caller's arrays
         csr.sum_duplicates()
     if not np.isfinite(csr.data).all():
         raise UserError(f"from_scipy: {what}: a value isn't finite in float32")
