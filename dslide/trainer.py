@@ -312,8 +312,15 @@ class Trainer:
             "epoch": self.samples / self.points,
         }
 
+    def _mean_loss(self) -> float | None:
+        """Collective. The mean loss of the points since it was last asked for, on rank 0; None elsewhere."""
+        everyone = self.comm.gather(self._loss_sum)
+        loss = None if everyone is None else sum(everyone) / max(1, self._loss_points)
+        self._loss_sum, self._loss_points = 0.0, 0
+        return loss
+
     def time_steps(self, warmup: int, steps: int) -> None:
-        """Steps for their times alone (`step` events); each begins when all ranks are there."""
+        """Steps for their times and losses alone (`step` events); each begins when all ranks are there."""
         clock = self.recorder.clock
         self.total_steps = max(self.total_steps, warmup + steps + 1)
         self.recorder.start()
@@ -322,13 +329,14 @@ class Trainer:
         clock.stop()
         for number in range(warmup + steps):
             if number >= warmup:
+                self._mean_loss()  # what the warm-up left
                 clock.start()
             begin = time.perf_counter()
             self._one_step()
             if number >= warmup:
                 clock.stop()
                 seconds = self.comm.agree(time.perf_counter() - begin)
-                self.recorder.event("step", step=self.step, seconds=seconds)
+                self.recorder.event("step", step=self.step, seconds=seconds, loss=self._mean_loss())
 
 
 def data_record(dataset: Dataset) -> dict[str, Any]:
