@@ -1,4 +1,4 @@
-"""Networks of about a billion parameters on virtual nodes: speed, memory a node, bytes a sample, and the loss."""
+"""Networks of about a billion parameters on virtual nodes: speed, memory a node, bytes a sample, the loss."""
 
 from statistics import fmean, median
 
