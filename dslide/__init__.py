@@ -6,14 +6,22 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dslide.data import Dataset, from_files, from_scipy, from_text, load
+    from dslide.inference import Model, Tables, load_model
 
-__all__ = ["Dataset", "__version__", "from_files", "from_scipy", "from_text", "load"]
+_DATA = ("Dataset", "from_files", "from_scipy", "from_text", "load")
+_PREDICTION = ("Model", "Tables", "load_model")
+__all__ = ["Dataset", "Model", "Tables", "__version__", "from_files", "from_scipy", "from_text", "load"]
+__all__ += ["load_model"]
 
 
 def __getattr__(name: str) -> Any:
-    """Data sets, imported when they are first asked for: the command line starts without them."""
-    if name not in __all__:
-        raise AttributeError(f"module 'dslide' has no attribute '{name}'")
-    from dslide import data
+    """Data sets and prediction, imported when first asked for: the command line starts without them."""
+    if name in _DATA:
+        from dslide import data
 
-    return getattr(data, name)
+        return getattr(data, name)
+    if name in _PREDICTION:
+        from dslide import inference
+
+        return getattr(inference, name)
+    raise AttributeError(f"module 'dslide' has no attribute '{name}'")

@@ -4,6 +4,7 @@
 stderr.
 """
 
+import errno
 import importlib
 import json
 import logging
@@ -283,24 +284,52 @@ def evaluate(
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a model's.")],
-    source: Annotated[Path, typer.Option("--input", help="Points in the XC format; labels may be absent.")],
-    out: Annotated[Path, typer.Option("--out", help="Tab-separated: row, position, label, probability.")],
+    source: Annotated[
+        Path,
+        typer.Option(
+            "--input", help="Points in the XC format, plain or .gz; labels may be absent. -: stdin."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", help="Tab-separated: row, position, label, probability. -: stdout.")
+    ],
     k: Annotated[int, typer.Option("--k", help="Labels a point.", min=1)] = 5,
     threads: Threads = 0,
+    header: Annotated[
+        bool, typer.Option("--header/--no-header", help="The first line holds the three sizes.")
+    ] = True,
+    index_base: Annotated[
+        int, typer.Option("--index-base", help="Id of the first feature: 0 or 1.", min=0, max=1)
+    ] = 0,
+    approximate: Annotated[
+        bool, typer.Option("--approximate", help="Score only labels that hash tables propose.")
+    ] = False,
+    family: Annotated[
+        str, typer.Option("--family", help="With --approximate: simhash, dwta, wta or doph.")
+    ] = "simhash",
+    codes: Annotated[
+        int | None, typer.Option("--hash-k", help="With --approximate: codes a table.", min=1)
+    ] = None,
+    tables: Annotated[int | None, typer.Option("--hash-l", help="With --approximate: tables.", min=1)] = None,
+    candidates: Annotated[
+        int | None, typer.Option("--candidates", help="With --approximate: labels scored a point.", min=1)
+    ] = None,
 ) -> None:
     """The k best labels of every point with their softmax probability over all labels. Rows count from 0."""
     from dslide import comm as comms
-    from dslide.files import write_atomic
-    from dslide.inference import Model, table
+    from dslide.data.layout import Layout
+    from dslide.inference import Model, Tables
+    from dslide.predicting import predict_file
 
+    if not approximate and (codes, tables, candidates) != (None, None, None):
+        raise UserError("--hash-k, --hash-l and --candidates belong to --approximate")
     comm = comms.world()
-    model = Model.load(run, comm, threads)
-    points = _dataset(None, source, None).train
-    ids, scores, lse = model.topk(points, k, str(source), normaliser=True)
+    _handle_signals()
+    model = Model.load(run, comm, threads, Tables(family, codes, tables, candidates) if approximate else None)
+    points = predict_file(model, source, out, k, Layout(header=header, index_base=index_base))
     if comm.rank == 0:
-        assert lse is not None
-        write_atomic(out, table(ids, scores, lse, model.manifest.label_names()))
-        print(f"{out}: {len(points)} points", file=sys.stderr)
+        print(f"{'standard output' if out == Path('-') else out}: {points} points", file=sys.stderr)
+    comm.barrier()
 
 
 @app.command()
@@ -348,6 +377,9 @@ def _give_way() -> None:
         time.sleep(3.0)
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def _status(arguments: list[str] | None) -> int:
     try:
         command = typer.main.get_command(app)
@@ -358,6 +390,13 @@ def _status(arguments: list[str] | None) -> int:
         _say(str(error))
         return 2
     except BrokenPipeError:
+        return 1
+    except OSError as error:
+        _give_way()
+        if error.errno in _FULL:
+            _say(f"{error.filename or 'writing'}: {error.strerror}; make room there, or write elsewhere")
+        else:
+            _say(traceback.format_exc())
         return 1
     except (KeyboardInterrupt, typer.Abort):
         status = 130

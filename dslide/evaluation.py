@@ -36,12 +36,15 @@ class Predictor:
         *,
         normaliser: bool = False,
         progress: Progress | None = None,
+        tables: Any = None,
     ) -> None:
-        """`normaliser` also computes the log-sum-exp over all labels, for probabilities."""
+        """`normaliser` also computes the log-sum-exp over all labels, for probabilities. With `tables` (a
+        _core.ApproximateTopK of the output layer) only their candidates are labels. Holds no state: several
+        threads may use it at once if there is one rank."""
         self._network, self._comm, self._pool = network, comm, pool
         self._progress = progress or Progress(None)
         self._normaliser = normaliser
-        self._exchange = Exchange(comm, network.shape.hidden_cuts, "fp32", ROWS)
+        self._scorer = network.output if tables is None else tables
 
     def topk(
         self, points: Points, k: int
@@ -57,15 +60,16 @@ class Predictor:
         ids = np.full((n, k), -1, np.int32)
         scores = np.full((n, k), -np.inf, np.float32)
         lse = np.empty(n, np.float64) if self._normaliser else None
+        exchange = self._rows_exchange(n)
         self._comm.paused = True
         try:
             for begin in range(0, n, ROWS):
                 end = min(n, begin + ROWS)
                 batch.select(np.arange(begin, end, dtype=np.int64), 0)
-                network.input.forward(batch, self._exchange.own(end - begin), False)
-                h = self._exchange.gather(end - begin)
+                network.input.forward(batch, exchange.own(end - begin), False)
+                h = exchange.gather(end - begin)
                 sums = None if lse is None else lse[begin:end]
-                network.output.topk(h, k, ids[begin:end], scores[begin:end], sums)
+                self._scorer.topk(h, k, ids[begin:end], scores[begin:end], sums)
                 self._progress.scored(end, n)
         finally:
             self._comm.paused = False
@@ -76,6 +80,9 @@ class Predictor:
                 lse = None if lse is None else combine_lse(np.stack([part[2] for part in everyone]))
             lse = self._comm.bcast(lse)
         return ids, scores, lse
+
+    def _rows_exchange(self, points: int) -> Exchange:
+        return Exchange(self._comm, self._network.shape.hidden_cuts, "fp32", min(ROWS, max(1, points)))
 
     def probabilities(
         self, points: Points, ids: NDArray[np.int32], normaliser: NDArray[np.float64]
@@ -89,13 +96,14 @@ class Predictor:
         weights = network.output.weights
         bias = network.output.bias if network.config.network.bias else None
         few = max(1, _GATHERED // max(1, width * network.shape.hidden))
+        exchange = self._rows_exchange(n)
         self._comm.paused = True
         try:
             for begin in range(0, n, ROWS):
                 end = min(n, begin + ROWS)
                 batch.select(np.arange(begin, end, dtype=np.int64), 0)
-                network.input.forward(batch, self._exchange.own(end - begin), False)
-                h = self._exchange.gather(end - begin)
+                network.input.forward(batch, exchange.own(end - begin), False)
+                h = exchange.gather(end - begin)
                 for low in range(begin, end, few):
                     rows = slice(low, min(end, low + few))
                     own = (ids[rows] >= first) & (ids[rows] < last)

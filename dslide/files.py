@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 def fsync_dir(folder: Path) -> None:
@@ -17,16 +18,24 @@ def fsync_dir(folder: Path) -> None:
         os.close(handle)
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
-    """Writes `path` so that a reader sees the old content or the new, never a part."""
-    data = content.encode() if isinstance(content, str) else content
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Yields a file beside `path` that takes its place when the block ends without an exception.
+
+    An OSError of writing (a full disk) carries `path` as its file name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            if error.filename is None and error.errno is not None:
+                raise type(error)(error.errno, error.strerror, str(path)) from error
+            raise
         umask = os.umask(0)
         os.umask(umask)
         Path(name).chmod(0o666 & ~umask)
@@ -35,6 +44,12 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         Path(name).unlink(missing_ok=True)
         raise
     fsync_dir(path.parent)
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Writes `path` so that a reader sees the old content or the new, never a part."""
+    with atomic_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager

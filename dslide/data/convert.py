@@ -304,7 +304,7 @@ class _Reader:
             block: bytes | None = next(parts, b"")
             if layout.header:
                 fields = ("points", "features", "labels") if "y" in axes else ("rows", "columns")
-                (promised, features, *more), block = _read_header(text, block or b"", fields)
+                (promised, features, *more), block = read_header(text, block or b"", fields)
                 labels = more[0] if more else labels
             while block is not None:
                 lines.begin_block()
@@ -360,7 +360,7 @@ def _refusal(where: str, reason: str, kind: str, of_labels: bool, bases: Mapping
     return _Outside(f"{where}: {reason} ({hint})", axis)
 
 
-def _read_header(text: Text, block: bytes, names: tuple[str, ...]) -> tuple[list[int], bytes]:
+def read_header(text: Text, block: bytes, names: tuple[str, ...]) -> tuple[list[int], bytes]:
     """The header's numbers, and the block without its first line."""
     head, _, rest = block.partition(b"\n")
     fields = head.removeprefix(b"\xef\xbb\xbf").split()

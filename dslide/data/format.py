@@ -69,6 +69,18 @@ class Points:
         ones = np.ones(len(self.y_indices), np.float32)
         return csr_matrix((ones, self.y_indices, self.y_indptr), (len(self), self.num_labels), copy=False)
 
+    def rows(self, begin: int, end: int) -> "Points":
+        """Consecutive rows [begin, end); shares indices and values with this object."""
+        x, y = self.x_indptr[begin : end + 1], self.y_indptr[begin : end + 1]
+        return replace(
+            self,
+            x_indptr=x - x[0],
+            x_indices=self.x_indices[x[0] : x[-1]],
+            x_values=self.x_values[x[0] : x[-1]],
+            y_indptr=y - y[0],
+            y_indices=self.y_indices[y[0] : y[-1]],
+        )
+
     def take(self, rows: NDArray[np.integer]) -> "Points":
         """A copy of some rows, in the order given."""
         x_indptr, x_from = _select(self.x_indptr, rows)
