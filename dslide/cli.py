@@ -62,7 +62,7 @@ def train(
     test_file: Annotated[Path | None, typer.Option("--test", help="Test points in the XC format.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A YAML file of settings.")] = None,
     preset: Annotated[
-        str | None, typer.Option("--preset", help="default, or slide: the papers' algorithm.")
+        str | None, typer.Option("--preset", help="default; accurate; slide: the papers' algorithm.")
     ] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="key.sub=value, may be repeated.")] = None,
     epochs: Annotated[float | None, typer.Option("--epochs", help="Passes over the training points.")] = None,

@@ -17,12 +17,24 @@ _GATHERED = 1 << 22  # weights gathered together for candidates
 _POINTS = 4096  # points whose candidates are exchanged together
 
 
-def core_csr(points: Points, features: int, labels: int) -> tuple[Any, Any]:
-    """The core's views of the points' features and labels; they keep the arrays and check every index."""
+def core_csr(points: Points, features: int, labels: int, power: float = 1.0) -> tuple[Any, Any]:
+    """The core's views of the points' features and labels; they keep the arrays and check every index.
+
+    With a `power` other than 1, values are raised to it, signs kept, and every point's scaled to unit norm.
+    """
+    values = points.x_values if power == 1 else _powered(points, power)
     return (
-        _core.Csr(points.x_indptr, points.x_indices, points.x_values, features),
+        _core.Csr(points.x_indptr, points.x_indices, values, features),
         _core.Csr(points.y_indptr, points.y_indices, None, labels),
     )
+
+
+def _powered(points: Points, power: float) -> NDArray[np.float32]:
+    values = np.sign(points.x_values) * np.abs(points.x_values) ** np.float32(power)
+    sums = np.concatenate([[0.0], np.cumsum(np.square(values, dtype=np.float64))])[points.x_indptr]
+    norms = np.sqrt(np.diff(sums))
+    norms[norms == 0] = 1
+    return np.asarray(values / np.repeat(norms, np.diff(points.x_indptr)), np.float32)
 
 
 class Predictor:
@@ -46,6 +58,10 @@ class Predictor:
         self._normaliser = normaliser
         self._scorer = network.output if tables is None else tables
 
+    def _batch(self, points: Points) -> Any:
+        shape, power = self._network.shape, self._network.config.network.input_power
+        return _core.Batch(self._pool, *core_csr(points, shape.features, shape.labels, power))
+
     def topk(
         self, points: Points, k: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64] | None]:
@@ -56,7 +72,7 @@ class Predictor:
         The log-sum-exp is that of all labels everywhere.
         """
         network, n = self._network, len(points)
-        batch = _core.Batch(self._pool, *core_csr(points, network.shape.features, network.shape.labels))
+        batch = self._batch(points)
         ids = np.full((n, k), -1, np.int32)
         scores = np.full((n, k), -np.inf, np.float32)
         lse = np.empty(n, np.float64) if self._normaliser else None
@@ -91,7 +107,7 @@ class Predictor:
         0 for the others and for negative ids."""
         network, (n, width) = self._network, ids.shape
         first, last = network.labels
-        batch = _core.Batch(self._pool, *core_csr(points, network.shape.features, network.shape.labels))
+        batch = self._batch(points)
         found = np.zeros((n, width), np.float32)
         weights = network.output.weights
         bias = network.output.bias if network.config.network.bias else None

@@ -31,6 +31,7 @@ class Progress:
     def start(self, total: int, step: int) -> None:
         """Training begins at `step` of `total`."""
         self._total = total
+        self._rate = (0.0, 0)
         self._last_line = time.monotonic()
         if self._stream is not None and self._stream.isatty():
             self._bar = Bar(

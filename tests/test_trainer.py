@@ -10,7 +10,6 @@ from synthetic import make_dataset
 from dslide.bench.records import Recorder
 from dslide.comm import LocalComm
 from dslide.config import build_config
-from dslide.data import Dataset, load
 from dslide.errors import UserError
 from dslide.inference import Model
 from dslide.metrics import precision_at
@@ -209,51 +208,27 @@ def test_step_times_are_recorded_without_evaluation():
     assert all(e["seconds"] > 0 for e in recorder.events[1:])
 
 
-@pytest.fixture(scope="module")
-def slice_of_debian():
-    """The 2,000 most frequent labels of debian-deps, 8,000 training and 1,500 test points from all over."""
-    whole, random = load("debian-deps"), np.random.default_rng(0)
-    counts = np.bincount(whole.train.y_indices, minlength=whole.num_labels)
-    keep = np.zeros(whole.num_labels, bool)
-    keep[np.argsort(-counts)[:2000]] = True
-    number = np.cumsum(keep) - 1
+def test_the_input_power_is_that_of_a_transformed_set(tmp_path):
+    """A row's values raised, their signs kept, and scaled to unit norm; in training and in prediction."""
+    dataset = make_dataset()
+    dataset.train.x_values[::5] *= -1
 
-    def part(points, size):
-        points = points.keep_labels(keep)
-        points = points.take(np.sort(random.permutation(len(points))[:size]))
-        return replace(points, y_indices=number[points.y_indices].astype(np.int32), num_labels=2000)
+    def transformed(points):
+        values = np.zeros(len(points.x_values))
+        for row in range(len(points)):
+            part = slice(points.x_indptr[row], points.x_indptr[row + 1])
+            raised = np.array([np.sign(v) * abs(v) ** 1.5 for v in points.x_values[part].astype(float)])
+            values[part] = raised / (np.linalg.norm(raised) or 1)
+        return replace(points, x_values=values.astype(np.float32))
 
-    train, test = part(whole.train, 8000), part(whole.test, 1500)
-    return Dataset("slice", "slice", whole.num_features, 2000, train, test)
-
-
-FEW_TABLES = {"K": 7, "L": 20, "min_active": 200, "top_up": 200}
-
-
-@pytest.mark.parametrize(
-    ("preset", "overrides", "least"),
-    [
-        ("default", {"epochs": 2}, 0.3),
-        ("default", {"epochs": 2, "sampler": {"uniform_extras": 300}}, 0.3),
-        (
-            "slide",
-            {
-                "epochs": 2,
-                "batch_size": 64,
-                "sampler": {"lsh": FEW_TABLES},
-                "optimizer": {"learning_rate": 0.01, "eps": 1e-5},
-            },
-            0.1,
-        ),
-    ],
-    ids=["default", "extras", "slide"],
-)
-def test_it_learns(slice_of_debian, preset, overrides, least):
-    """Always answering the most frequent labels scores below 2 % here."""
-    test = slice_of_debian.test
-    counts = np.bincount(slice_of_debian.train.y_indices, minlength=slice_of_debian.num_labels)
-    blind = np.tile(np.argsort(-counts)[:5].astype(np.int32), (len(test), 1))
-    assert precision_at(blind, test.y_indptr, test.y_indices)[1] < 0.02
-    config = build_config(preset, None, {"threads": 2, "eval_epochs": [], **overrides})
-    result, _ = run(config, slice_of_debian)
-    assert result["p1"] >= least
+    by_hand = replace(dataset, train=transformed(dataset.train), test=transformed(dataset.test))
+    result, _ = run(settings(network={"hidden": 24, "input_power": 1.5}), dataset, tmp_path / "power")
+    expected, _ = run(settings(), by_hand, tmp_path / "hand")
+    assert result["p5"] == pytest.approx(expected["p5"], abs=0.01)
+    one, other = (
+        Model.load(tmp_path / name, LocalComm()).networks[0].weights() for name in ("power", "hand")
+    )
+    for name, array in one.items():
+        np.testing.assert_allclose(array, other[name], atol=1e-3)
+    ids, _, _ = Model.load(tmp_path / "power", LocalComm(), 1).topk(dataset.test, 5, "test")
+    assert precision_at(ids, dataset.test.y_indptr, dataset.test.y_indices)[5] == result["p5"]
