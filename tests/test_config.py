@@ -14,7 +14,11 @@ def test_default_is_the_recipe():
 
 def test_slide_is_the_papers_algorithm():
     config = build_config("slide")
-    assert (config.sampler.kind, config.sampler.log_q, config.optimizer.kind) == ("lsh", False, "adam")
+    assert (config.sampler.kind, config.sampler.log_q, config.optimizer.kind) == (
+        "lsh",
+        False,
+        "adam-catch-up",
+    )
     assert (config.network.activation, config.network.bias, config.point_weight) == ("relu", True, "none")
     assert (config.sampler.lsh.rebuild_points, config.sampler.lsh.new_functions_points) == (6400, 128_000)
 

@@ -78,6 +78,20 @@ def test_ranks_equal_one_rank(ranks, more, trained):
     assert alone["bytes_sent"] == 0
 
 
+def test_ranks_with_hash_tables_equal_one_rank(data, tmp_path):
+    """Without caps and top-up, which hold per shard; the first steps, before a rounding can change a code."""
+    more = ["--preset", "slide", "--set", "wire=fp32", "--set", "epochs=0.4", "--set", "optimizer.eps=1e-3",
+            "--set", "sampler.lsh.K=2", "--set", "sampler.lsh.bucket_cap=1000",
+            "--set", "sampler.lsh.min_active=0"]  # fmt: skip
+    results = {ranks: train(ranks, data, tmp_path / str(ranks), *more) for ranks in (1, 2, 3)}
+    weights = tensors(tmp_path / "1")
+    for ranks in (2, 3):
+        assert results[ranks]["steps"] == results[1]["steps"] > 2
+        assert results[ranks]["active_pairs"] == pytest.approx(results[1]["active_pairs"], rel=1e-2)
+        for name, array in tensors(tmp_path / str(ranks)).items():
+            np.testing.assert_allclose(array, weights[name], rtol=0, atol=5e-3 * np.abs(weights[name]).max())
+
+
 @pytest.mark.parametrize("wire", ["bf16", "int8"])
 def test_rounded_rows_and_their_exact_payload(wire, trained):
     result, out = trained(2, wire)

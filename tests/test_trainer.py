@@ -144,6 +144,24 @@ def test_odd_sizes(preset, shape, tmp_path):
     assert recorder.events[-1]["event"] == "end"
 
 
+@pytest.mark.parametrize("preset", ["default", "slide"])
+def test_a_feature_twice_in_a_point_counts_as_its_sum(preset, tmp_path):
+    dataset, weights = make_dataset(), []
+    once = dataset.train
+    halves = replace(
+        once,
+        x_indptr=once.x_indptr * 2,
+        x_indices=np.repeat(once.x_indices, 2),
+        x_values=np.repeat(once.x_values / 2, 2),
+    )
+    for points in (once, halves):
+        out = tmp_path / str(len(weights))
+        run(settings(preset, epochs=0.5, eval_epochs=[]), replace(dataset, train=points), out)
+        weights.append(Model.load(out, LocalComm()).networks[0].weights())
+    for name, array in weights[0].items():
+        np.testing.assert_allclose(weights[1][name], array, rtol=2e-3, atol=2e-4, err_msg=name)
+
+
 def test_data_without_any_label_train_to_nothing(tmp_path):
     dataset = make_dataset(train=20, test=5)
     bare = replace(dataset.train, y_indptr=np.zeros(21, np.int64), y_indices=np.zeros(0, np.int32))

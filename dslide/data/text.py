@@ -66,7 +66,7 @@ class Text:
 
 def blocks(text: Text, file: BinaryIO) -> Iterator[bytes]:
     """The stream in blocks of whole lines; a thread reads (and unpacks) the next one meanwhile."""
-    source = whole_lines(text, file)
+    source = whole_lines(text, file, BLOCK)
     with ThreadPoolExecutor(1) as reader:
         coming = reader.submit(next, source, None)
         while (block := coming.result()) is not None:
@@ -74,7 +74,7 @@ def blocks(text: Text, file: BinaryIO) -> Iterator[bytes]:
             yield block
 
 
-def whole_lines(text: Text, file: BinaryIO, size: int = BLOCK) -> Iterator[bytes]:
+def whole_lines(text: Text, file: BinaryIO, size: int) -> Iterator[bytes]:
     """The stream in blocks of whole lines, of about `size` bytes each."""
     rest = b""
     while True:

@@ -38,9 +38,7 @@ def main(rows: int) -> None:
             convert(Path(temporary) / "out", Text(file), None, name="bench", source="", threads=threads)
         seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
         print(f"{rows // block * block:,} rows, {size / 1e6:,.0f} MB of text, {threads} threads")
-        print(
-            f"{size / 1e6 / seconds:,.0f} MB/s, {seconds:.1f} s, {cpu:.1f} s of CPU"
-        )
+        print(f"{size / 1e6 / seconds:,.0f} MB/s, {seconds:.1f} s, {cpu:.1f} s of CPU")
         print(f"memory: {watch.before:,} MB before, {watch.most:,} MB at most (mapped files aside)")
 
 
