@@ -143,7 +143,7 @@ def test_a_config_file_a_preset_and_settings(call, files, tmp_path):
     status, _, stderr = call(*done, "--set", "network.hidden=17", "--json")
     assert status == 0, stderr
     config = json.loads((tmp_path / "run" / "meta.json").read_text())["config"]
-    assert config["sampler"]["kind"] == "full" and config["optimizer"]["kind"] == "adam"
+    assert config["sampler"]["kind"] == "full" and config["optimizer"]["kind"] == "adam-catch-up"
     assert config["network"]["hidden"] == 17 and config["epochs"] == 1
 
 
