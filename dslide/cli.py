@@ -33,6 +33,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+Data = Annotated[str | None, typer.Option("--data", help="A data set's name or a prepared folder.")]
+TrainFile = Annotated[Path | None, typer.Option("--train", help="Training points in the XC format.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="key.sub=value, may be repeated.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object at the end on stdout.")]
 Threads = Annotated[
     int, typer.Option("--threads", help="Threads a rank; 0: all cores that it may use.", min=0)
@@ -53,18 +56,14 @@ def _main(
 @app.command()
 def train(
     out: Annotated[Path, typer.Option("--out", help="The run's folder: records, checkpoints, model.")],
-    data: Annotated[
-        str | None, typer.Option("--data", help="A data set's name or a prepared folder.")
-    ] = None,
-    train_file: Annotated[
-        Path | None, typer.Option("--train", help="Training points in the XC format.")
-    ] = None,
+    data: Data = None,
+    train_file: TrainFile = None,
     test_file: Annotated[Path | None, typer.Option("--test", help="Test points in the XC format.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A YAML file of settings.")] = None,
     preset: Annotated[
         str | None, typer.Option("--preset", help="default; accurate; slide: the papers' algorithm.")
     ] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="key.sub=value, may be repeated.")] = None,
+    sets: Sets = None,
     epochs: Annotated[float | None, typer.Option("--epochs", help="Passes over the training points.")] = None,
     threads: Annotated[
         int | None, typer.Option("--threads", help="Threads a rank; 0: all its cores.")
@@ -219,16 +218,12 @@ def _clear(out: Path, resume: bool) -> bool:
 @app.command()
 def tune(
     out: Annotated[Path, typer.Option("--out", help="The record: a JSON file of all trials.")],
-    data: Annotated[
-        str | None, typer.Option("--data", help="A data set's name or a prepared folder.")
-    ] = None,
-    train_file: Annotated[
-        Path | None, typer.Option("--train", help="Training points in the XC format.")
-    ] = None,
+    data: Data = None,
+    train_file: TrainFile = None,
     minutes: Annotated[float, typer.Option("--minutes", help="When to stop.", min=0.01)] = 10.0,
     trials: Annotated[int | None, typer.Option("--trials", help="At most so many.", min=1)] = None,
     config: Annotated[Path | None, typer.Option("--config", help="Settings to begin with.")] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="key.sub=value, may be repeated.")] = None,
+    sets: Sets = None,
     threads: Threads = 0,
     seed: Annotated[int, typer.Option("--seed", help="Of every random draw.", min=0)] = 0,
 ) -> None:

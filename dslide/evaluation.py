@@ -1,5 +1,7 @@
 """Exact predictions over all labels, by all ranks together: of one network, or of an ensemble's average."""
 
+import contextlib
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -71,24 +73,15 @@ class Predictor:
         Equal scores go to the lower id. The merged lists are on rank 0; elsewhere they are this rank's own.
         The log-sum-exp is that of all labels everywhere.
         """
-        network, n = self._network, len(points)
-        batch = self._batch(points)
+        n = len(points)
         ids = np.full((n, k), -1, np.int32)
         scores = np.full((n, k), -np.inf, np.float32)
         lse = np.empty(n, np.float64) if self._normaliser else None
-        exchange = self._rows_exchange(n)
-        self._comm.paused = True
-        try:
-            for begin in range(0, n, ROWS):
-                end = min(n, begin + ROWS)
-                batch.select(np.arange(begin, end, dtype=np.int64), 0)
-                network.input.forward(batch, exchange.own(end - begin), False)
-                h = exchange.gather(end - begin)
+        with contextlib.closing(self._hidden(points)) as blocks:
+            for begin, end, h in blocks:
                 sums = None if lse is None else lse[begin:end]
                 self._scorer.topk(h, k, ids[begin:end], scores[begin:end], sums)
                 self._progress.scored(end, n)
-        finally:
-            self._comm.paused = False
         if self._comm.size > 1:
             everyone = self._comm.gather((ids, scores, lse))
             if everyone is not None:
@@ -97,8 +90,22 @@ class Predictor:
             lse = self._comm.bcast(lse)
         return ids, scores, lse
 
-    def _rows_exchange(self, points: int) -> Exchange:
-        return Exchange(self._comm, self._network.shape.hidden_cuts, "fp32", min(ROWS, max(1, points)))
+    def _hidden(self, points: Points) -> Generator[tuple[int, int, NDArray[np.float32]], None, None]:
+        """Collective. Blocks of at most ROWS points: begin, end, and their activations, float32
+        [end - begin, H], valid until the next block. Until it is closed, what is sent counts as
+        evaluation."""
+        network, n = self._network, len(points)
+        batch = self._batch(points)
+        exchange = Exchange(self._comm, network.shape.hidden_cuts, "fp32", min(ROWS, max(1, n)))
+        self._comm.paused = True
+        try:
+            for begin in range(0, n, ROWS):
+                end = min(n, begin + ROWS)
+                batch.select(np.arange(begin, end, dtype=np.int64), 0)
+                network.input.forward(batch, exchange.own(end - begin), False)
+                yield begin, end, exchange.gather(end - begin)
+        finally:
+            self._comm.paused = False
 
     def probabilities(
         self, points: Points, ids: NDArray[np.int32], normaliser: NDArray[np.float64]
@@ -107,19 +114,12 @@ class Predictor:
         0 for the others and for negative ids."""
         network, (n, width) = self._network, ids.shape
         first, last = network.labels
-        batch = self._batch(points)
         found = np.zeros((n, width), np.float32)
         weights = network.output.weights
         bias = network.output.bias if network.config.network.bias else None
         few = max(1, _GATHERED // max(1, width * network.shape.hidden))
-        exchange = self._rows_exchange(n)
-        self._comm.paused = True
-        try:
-            for begin in range(0, n, ROWS):
-                end = min(n, begin + ROWS)
-                batch.select(np.arange(begin, end, dtype=np.int64), 0)
-                network.input.forward(batch, exchange.own(end - begin), False)
-                h = exchange.gather(end - begin)
+        with contextlib.closing(self._hidden(points)) as blocks:
+            for begin, end, h in blocks:
                 for low in range(begin, end, few):
                     rows = slice(low, min(end, low + few))
                     own = (ids[rows] >= first) & (ids[rows] < last)
@@ -130,8 +130,6 @@ class Predictor:
                     if bias is not None:
                         logits += bias[local]
                     found[rows] = np.where(own, np.exp(logits - normaliser[rows, None]), 0)
-        finally:
-            self._comm.paused = False
         return found
 
 
