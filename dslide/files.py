@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,14 +21,38 @@ def fsync_dir(folder: Path) -> None:
 
 
 @contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until the block has ended.
+
+    Their handlers are put off: a mask of signals is a thread's own, and the core's threads would take them.
+    """
+    if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread alone
+        yield
+        return
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in handlers:
+            signal.signal(number, lambda number, _frame: came.append(number))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for arrived in came[:1]:
+            signal.raise_signal(arrived)
+
+
+@contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Yields a file beside `path` that takes its place when the block ends without an exception.
 
     An OSError of writing (a full disk) carries `path` as its file name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    name = None
     try:
+        with _uninterrupted():  # or the file would be there and nobody know its name
+            handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 yield file
@@ -41,7 +67,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         Path(name).chmod(0o666 & ~umask)
         Path(name).replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
         raise
     fsync_dir(path.parent)
 
@@ -56,8 +83,10 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 def atomic_dir(path: Path) -> Iterator[Path]:
     """Yields a folder beside `path` that takes its place when the block ends without an exception."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    work = None
     try:
+        with _uninterrupted():
+            work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         yield work
         for file in work.rglob("*"):
             if file.is_file():
@@ -66,14 +95,20 @@ def atomic_dir(path: Path) -> Iterator[Path]:
         umask = os.umask(0)
         os.umask(umask)
         work.chmod(0o777 & ~umask)
-        old = None
-        if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-            path.replace(old / path.name)
-        work.replace(path)
-        fsync_dir(path.parent)
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
+        with _uninterrupted():  # between the two renames there is neither the old folder nor the new
+            _replace_dir(work, path)
     except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+def _replace_dir(work: Path, path: Path) -> None:
+    old = None
+    if path.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+        path.replace(old / path.name)
+    work.replace(path)
+    fsync_dir(path.parent)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
