@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import multiprocessing
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,15 @@ def test_malformed_lines_are_named(tmp_path: Path, text: str, place: str, reason
         from_files(file, threads=threads)
     left = list((tmp_path / "data-root" / "prepared").iterdir())
     assert len(left) == 1 and left[0].name.endswith(".lock")
+
+
+def test_a_refusal_leaves_no_reading_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "BLOCK", 100)
+    file = write(tmp_path, "900 3 2\n" + "0 1:x\n" * 900)
+    before = set(threading.enumerate())
+    with pytest.raises(UserError) as held:  # its traceback keeps the frames, and what they hold, alive
+        from_files(file)
+    assert held.tb is not None and set(threading.enumerate()) == before
 
 
 def test_base_one_excludes_zero(tmp_path: Path) -> None:

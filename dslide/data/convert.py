@@ -25,6 +25,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -299,8 +300,11 @@ class _Reader:
         features = layout.labels if of_labels else layout.features
         features = MAX_ID if features is None else features
         labels = _NO_LABELS if "y" not in axes else MAX_ID if layout.labels is None else layout.labels
-        with text.open() as (file, size), self._bar.task(text.name, size) as advance:
-            parts = blocks(text, file)
+        with (
+            text.open() as (file, size),
+            self._bar.task(text.name, size) as advance,
+            closing(blocks(text, file)) as parts,
+        ):
             block: bytes | None = next(parts, b"")
             if layout.header:
                 fields = ("points", "features", "labels") if "y" in axes else ("rows", "columns")

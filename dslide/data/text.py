@@ -1,7 +1,7 @@
 """Text files, plain, compressed or inside of archives, as blocks of whole lines that are read ahead."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -64,8 +64,12 @@ class Text:
             yield opened
 
 
-def blocks(text: Text, file: BinaryIO) -> Iterator[bytes]:
-    """The stream in blocks of whole lines; a thread reads (and unpacks) the next one meanwhile."""
+def blocks(text: Text, file: BinaryIO) -> Generator[bytes, None, None]:
+    """The stream in blocks of whole lines; a thread reads (and unpacks) the next one meanwhile.
+
+    Close it when you leave early: left to the garbage collector, its thread may be joined by a thread that is
+    itself just starting, which never ends.
+    """
     source = whole_lines(text, file, BLOCK)
     with ThreadPoolExecutor(1) as reader:
         coming = reader.submit(next, source, None)
