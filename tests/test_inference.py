@@ -1,6 +1,7 @@
 """Prediction from files and from Python: exactness, streaming, mistakes, interruptions, full disks."""
 
 import gzip
+import json
 import resource
 import signal
 import subprocess
@@ -344,3 +345,19 @@ def test_approximate_prediction_from_the_command_line(told, trained, tmp_path):
     same = [a.split(b"\t")[:3] == b.split(b"\t")[:3]
             for a, b in zip(out.read_bytes().splitlines(), told[1].splitlines(), strict=True)]  # fmt: skip
     assert np.mean(same) > 0.95
+
+
+def test_the_benchmark_of_a_model_measures_its_exact_and_approximate_answers(trained):
+    done = run(1, "-m", "dslide", "bench", "inference", "--quick", "--no-rivals", "--threads", "1", "--json",
+               "--data", trained.parent / "set", "--model", trained)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert len(rows) == 2 * (1 + 4) and all(0 < row["low"] <= row["value"] <= row["high"] for row in rows)
+    assert {row["unit"] for row in rows} == {"points/CPU s", "points/s"}
+    recall = [float(row["note"].split("recall@5 ")[1][:4]) for row in rows[2:]]
+    assert all(0 < part <= 1 for part in recall) and recall[4] >= recall[2]  # more candidates, no fewer found
+
+
+def test_the_benchmark_of_a_model_wants_points_for_it(trained):
+    done = run(1, "-m", "dslide", "bench", "inference", "--model", trained)
+    assert done.returncode == 2 and "--data" in done.stderr and "Traceback" not in done.stderr

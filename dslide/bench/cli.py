@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -49,8 +50,13 @@ def bench(
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="key.sub=value of every training setting")
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="inference: of this trained run, exact and approximate, on --data"),
+    ] = None,
     rivals: Annotated[
-        bool, typer.Option("--rivals/--no-rivals", help="TensorFlow beside, where it is installed")
+        bool,
+        typer.Option("--rivals/--no-rivals", help="TensorFlow and napkinXC beside, where they are installed"),
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
@@ -61,6 +67,8 @@ def bench(
     unknown = sorted(set(names or ()) - set(BENCHES))
     if unknown:
         raise UserError(f"no benchmark named '{unknown[0]}'; choose from: {', '.join(BENCHES)}")
+    if model is not None and (data is None or "inference" not in (names or BENCHES)):
+        raise UserError("--model is for `dslide bench inference --data NAME`: a run, and points to ask it")
     threads = threads or len(os.sched_getaffinity(0))
     size, dataset = _what(quick, data, batch, hidden)
     machine = {
@@ -74,7 +82,9 @@ def bench(
     console, rows, changed = Console(stderr=True), list[Row](), parse_sets(sets or [])
     for name in names or list(BENCHES):
         console.print(f"bench {name} ...")
-        rows += BENCHES[name](size, threads, dataset=dataset, source=data, sets=changed, rivals=rivals)
+        rows += BENCHES[name](
+            size, threads, dataset=dataset, source=data, sets=changed, model=model, rivals=rivals
+        )
     if as_json:
         report = {"machine": machine, "size": dataclasses.asdict(size), "bound": FORMULA}
         typer.echo(json.dumps(report | {"rows": [row.as_dict() for row in rows]}))

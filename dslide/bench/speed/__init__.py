@@ -1,9 +1,9 @@
 """The benchmarks behind `dslide bench`, one idea a file.
 
-Each is a function `(size, threads, *, dataset, source, sets, rivals) -> list[Row]`: `dataset` is what to
-measure on and `source` its name (None: generated), `sets` other values of the training settings. Figures are
-medians over repetitions with the range beside them. Absolute times move with the machine: compare rows of one
-run.
+Each is a function `(size, threads, *, dataset, source, sets, model, rivals) -> list[Row]`: `dataset` is what
+to measure on and `source` its name (None: generated), `sets` other values of the training settings, `model` a
+trained run's folder (None: no model). Figures are medians over repetitions with the range beside them.
+Absolute times move with the machine: compare rows of one run.
 """
 
 from collections.abc import Callable

@@ -61,16 +61,18 @@ def measure(
     *,
     repeats: int = 7,
     seconds: float = 2.0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Row:
     """`amount` units of work a call, as units a second.
 
     After one call that doesn't count, `repeats` calls, or as many as fit in `seconds`, at least three.
+    `clock` is read before and after a call.
     """
     work()
     rates: list[float] = []
     until = time.perf_counter() + seconds
     while len(rates) < 3 or (len(rates) < repeats and time.perf_counter() < until):
-        begin = time.perf_counter()
+        begin = clock()
         work()
-        rates.append(amount / (time.perf_counter() - begin))
+        rates.append(amount / (clock() - begin))
     return Row(bench, case, float(np.median(rates)), min(rates), max(rates), unit, len(rates))

@@ -1,10 +1,12 @@
 """Exact predictions: evaluation of a test split, and a few points at a time."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dslide import _core
+from dslide.bench.speed.answering import answers
 from dslide.bench.speed.measure import Row, measure
 from dslide.bench.speed.rates import measured
 from dslide.bench.speed.sizes import Size
@@ -50,6 +52,17 @@ def evaluation(size: Size, threads: int, *, dataset: Dataset, sets: dict[str, An
     return [_time("evaluation", len(dataset.test), size, threads, dataset, sets)]
 
 
-def inference(size: Size, threads: int, *, dataset: Dataset, sets: dict[str, Any], **_: Any) -> list[Row]:
-    """One point, and a few, at a time."""
+def inference(
+    size: Size,
+    threads: int,
+    *,
+    dataset: Dataset,
+    sets: dict[str, Any],
+    model: Path | None,
+    rivals: bool,
+    **_: Any,
+) -> list[Row]:
+    """One point, and a few, at a time; with a trained model what its answers cost, and approximate ones."""
+    if model is not None:
+        return answers(size, threads, dataset, model, rivals)
     return [_time("inference", points, size, threads, dataset, sets) for points in (1, 16, 64)]
