@@ -17,8 +17,8 @@ TITLE = "Horovod, dslide's recipe, sparse gradients"
 class Settings(rivals_setup.RecipeSettings):
     """The recipe's settings, and how its gradients travel."""
 
-    # Many small messages: Open MPI was ahead at 100 Mbit/s, at 1 Gbit/s and without a throttle (Gloo is with
-    # dense gradients on slow links).
+    # Many small messages: Open MPI has the shorter steps at 100 Mbit/s and at 1 Gbit/s; with dense gradients
+    # Gloo has (results/reference/search/).
     transport: Literal["gloo", "mpi"] = "mpi"
     input_exchange: Literal["allgather", "allreduce"] = Field(
         default="allgather", description="each rank's own input rows, or the sum of the whole batch's"

@@ -51,6 +51,19 @@ def _space(space: Any) -> str:
     return "; ".join(parts)
 
 
+def _transports(record: dict[str, Any]) -> list[str]:
+    """A sentence for each bandwidth at which the record timed transports."""
+    steps: dict[str, list[str]] = {}
+    for entry in record.get("transports", []):
+        seconds = entry["step_seconds"]
+        interval = f"{number(seconds['low'])} – {number(seconds['high'])}"
+        steps.setdefault(entry["bandwidth"], []).append(
+            f"{entry['transport']} {number(seconds['median'])} s ({interval})"
+        )
+    name = record.get("label") or record["file"]
+    return [f"{name}, a step at {rate}: {', '.join(times)}." for rate, times in steps.items()]
+
+
 def table(race: Race) -> Table:
     data, rows = [], []
     for record in searches():
@@ -87,4 +100,11 @@ def table(race: Race) -> Table:
         "Searched on a validation part of the training set, never on the test split. Every trial is in the "
         "record, with what its cost counts.",
     ]
+    transports = [line for record in searches() for line in _transports(record)]
+    if transports:
+        notes.append(
+            "Transports were timed on the throttled nodes with the chosen settings (median of the steps, 95 "
+            "% interval); the faster at the bandwidth that the search is for was taken. "
+            + " ".join(transports)
+        )
     return Table(pd.DataFrame(data), [("", pd.DataFrame(rows))], notes)

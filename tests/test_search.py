@@ -110,6 +110,34 @@ def test_another_records_trials_are_ranked_anew(tmp_path: Path) -> None:
     assert record["chosen"]["trial"] == 1 and record["trials"][0]["cost"] == pytest.approx(81.0)
 
 
+def test_the_transport_with_the_shortest_steps_at_the_links_rate_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    medians = {("a", "1gbit"): 0.2, ("b", "1gbit"): 0.1, ("a", "10gbit"): 0.01, ("b", "10gbit"): 0.02}
+
+    def timed(search: Search, link: Any, trial: dict[str, Any], transport: str, rate: str) -> dict[str, Any]:
+        assert trial["steps"] == 10
+        seconds = {"median": medians[transport, rate]}
+        return {"transport": transport, "bandwidth": rate, "step_seconds": seconds}
+
+    monkeypatch.setattr(searching, "time_transport", timed)
+    (tmp_path / "source.json").write_text(json.dumps({"trials": [trial({"steps": 1}, 1.0, 0.3)]}))
+    link = {"nodes": 2, "bandwidth": "1gbit", "transports": ["a", "b"], "also": ["10gbit"]}
+    searching.run(make(spaces=[], reuse="source", link=link), tmp_path / "out.json")
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["chosen"]["settings"] == {"transport": "b"} and len(record["transports"]) == 4
+
+
+def test_a_transport_is_timed_by_real_steps(tmp_path: Path) -> None:
+    search = make(
+        data="debian-deps", link={"nodes": 2, "bandwidth": "1gbit", "pace_steps": 3}, spaces=[{"steps": [3]}]
+    )
+    link = search.link
+    assert link is not None
+    entry = searching.time_transport(search, link, {"values": {}}, "mpi", "1gbit")
+    assert entry["step_seconds"]["steps"] == 3 and entry["step_seconds"]["median"] > 0
+
+
 def test_a_broken_file_names_file_and_key(tmp_path: Path) -> None:
     file = tmp_path / "search.yaml"
     file.write_text("system: dummy\nlabel: x\ntrails: 3\nfirst: [{}]\n")

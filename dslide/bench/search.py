@@ -6,7 +6,8 @@ Each trial is a run of the race on the validation split of the training set, on 
 target. A trial's cost is what it needed to reach the target; settings that do not reach it rank behind, by
 their best P@1. Time is CPU time of the training clock divided by the cores, which other work on the machine
 disturbs least. For a system on several nodes the time of its messages on the link is added: bytes a step and
-node over the rate.
+node over the rate. Transports do the same computation with the same bytes: the best trial's settings are
+timed with each of them on the real, throttled nodes, and the one with the shortest steps is taken.
 
 The record holds every trial. A search that was interrupted continues where it stopped.
 """
@@ -26,6 +27,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from dslide.bench import systems
+from dslide.bench.compose import step_seconds
 from dslide.bench.launch import launch
 from dslide.bench.records import SCHEMA_VERSION, Run, read_run
 from dslide.bench.spec import Cluster, RunSpec, bits_per_second, resolve_cores
@@ -38,6 +40,11 @@ class Link(BaseModel, extra="forbid"):
 
     nodes: int = Field(ge=2)
     bandwidth: str
+    transports: list[str] = Field(
+        default_factory=list, description="values of the setting `transport`, timed with the chosen settings"
+    )
+    also: list[str] = Field(default_factory=list, description="bandwidths to time them at that don't decide")
+    pace_steps: int = Field(default=20, ge=1)
 
 
 class Search(BaseModel, extra="forbid"):
@@ -199,7 +206,34 @@ def run_trial(search: Search, values: dict[str, Any]) -> dict[str, Any]:
     return {**trial, "cost": cost(search, trial)}
 
 
-def record(search: Search, trials: list[dict[str, Any]]) -> str:
+def time_transport(
+    search: Search, link: Link, trial: dict[str, Any], transport: str, rate: str
+) -> dict[str, Any]:
+    """Steps of a trial's settings with one transport on the throttled nodes. KeyboardInterrupt on Ctrl-C;
+    UserError where no step could be timed."""
+    cores, _ = resolve_cores(link.nodes, "auto")
+    with tempfile.TemporaryDirectory(prefix="dslide-search-") as folder:
+        spec = search.spec(trial["values"], Path(folder) / "run")
+        update = {
+            "settings": {**spec.settings, "transport": transport},
+            "cluster": Cluster(nodes=link.nodes, cores=cores, bandwidth=rate),
+            "pace_steps": link.pace_steps,
+            "run_id": f"search {search.system} {transport} {rate}",
+        }
+        if launch(spec.model_copy(update=update)) == 130:
+            raise KeyboardInterrupt
+        run = read_run(spec.out)
+        load = os.getloadavg()[0]
+        return {"transport": transport, "bandwidth": rate, "load": load, "step_seconds": step_seconds(run)}
+
+
+def fastest_transport(link: Link, timed: list[dict[str, Any]]) -> str:
+    """The transport with the shortest step at the link's own bandwidth."""
+    there = [entry for entry in timed if entry["bandwidth"] == link.bandwidth]
+    return str(min(there, key=lambda entry: entry["step_seconds"]["median"])["transport"])
+
+
+def record(search: Search, trials: list[dict[str, Any]], timed: list[dict[str, Any]] | None = None) -> str:
     """The record as JSON text."""
     content: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -212,7 +246,23 @@ def record(search: Search, trials: list[dict[str, Any]]) -> str:
         chosen = best(trials)
         keys = ("settings", "batch_size", "p1", "cost")
         content["chosen"] = {"trial": trials.index(chosen), **{key: chosen[key] for key in keys}}
+    if timed and search.link is not None:
+        settings = {**content["chosen"]["settings"], "transport": fastest_transport(search.link, timed)}
+        content["chosen"]["settings"] = settings
+        content["transports"] = timed
     return json.dumps({**content, "trials": trials}, indent=1) + "\n"
+
+
+def time_transports(search: Search, trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every transport of the link at every bandwidth, with the best trial's settings."""
+    link = search.link
+    if link is None:
+        return []
+    timed = []
+    for rate, transport in itertools.product([link.bandwidth, *link.also], link.transports):
+        print(f"transport {transport} at {rate}", file=sys.stderr, flush=True)
+        timed.append(time_transport(search, link, best(trials), transport, rate))
+    return timed
 
 
 def run(search: Search, out: Path) -> None:
@@ -220,7 +270,7 @@ def run(search: Search, out: Path) -> None:
     if search.reuse is not None:
         source = json.loads((out.parent / f"{search.reuse}.json").read_text())
         trials = [{**trial, "cost": cost(search, trial)} for trial in source["trials"]]
-        write_atomic(out, record(search, trials))
+        write_atomic(out, record(search, trials, time_transports(search, trials)))
         return
     done = json.loads(out.read_text())["trials"] if out.exists() else []
     draws = search.draws()

@@ -23,6 +23,7 @@ class Settings(BaseModel, extra="forbid"):
     bytes: int = 0  # each way and step
     steps: int = 3
     step_seconds: float = 0.0
+    transport: str = "mpi"
     bad_rank: int = 1
     bad: Literal["", "raise", "user", "kill", "hang", "exit", "noend", "skip"] = ""
 
