@@ -13,9 +13,7 @@ from dslide.data.convert import convert, write_xc
 from dslide.data.text import Text
 
 
-def converting(
-    size: Size, threads: int, *, dataset: Dataset, source: str | None, sets: dict[str, Any], rivals: bool
-) -> list[Row]:
+def converting(size: Size, threads: int, *, dataset: Dataset, rivals: bool, **_: Any) -> list[Row]:
     """MB of text a second; rivals: napkinXC's and scikit-learn's readers, which leave matrices in memory."""
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
