@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
@@ -50,7 +51,7 @@ class Shape:
         )
 
     def weight_bytes(self, rank: int) -> int:
-        """What a rank's weights take, biases aside."""
+        """What a rank's weights take in float32, biases aside."""
         h = self.hidden_cuts[rank + 1] - self.hidden_cuts[rank]
         own = self.label_cuts[rank + 1] - self.label_cuts[rank]
         return 4 * (self.features * h + own * self.hidden)
@@ -70,6 +71,8 @@ class Shape:
             if config.optimizer.kind == "adagrad"
             else 2 * weights
         )
+        if config.precision == "bfloat16":
+            weights //= 2
         batch, sampler = config.batch_size, config.sampler
         extras = sampler.uniform_extras + sampler.log_uniform_extras + batch * sampler.lsh_extras
         per_batch = batch * max(1, label_nnz) + extras
@@ -81,7 +84,7 @@ class Shape:
         # An id and a code a neuron and table.
         tables = sampler.lsh.L * own * 2 if sampler.kind == "lsh" or sampler.lsh_extras else 0
         if config.network.output_init == "class-mean":
-            buffers += own * self.hidden // 4
+            buffers += own * self.hidden // (1 if config.precision == "bfloat16" else 4)
         return Need(4 * weights, 4 * state, 4 * tables, 4 * buffers)
 
 
@@ -102,6 +105,7 @@ class Network:
             bias=net.bias,
             init_std=net.output_init_std if net.output_init == "normal" else 0.0,
             seed=config.seed,
+            half=config.precision == "bfloat16",
         )
         if training:
             for layer, accumulator in (
@@ -142,11 +146,14 @@ class Network:
             bias=net.bias,
             seed=self.config.seed,
             state_block=STATE_BLOCK,
+            half=self.config.precision == "bfloat16",
         )
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Views of this rank's parameters."""
+        """Views of this rank's parameters: biases in float32, weights in the config's precision."""
         tensors = {"input.weights": self.input.weights, "output.weights": self.output.weights}
+        if self.config.precision == "bfloat16":
+            tensors = {name: bits.view(ml_dtypes.bfloat16) for name, bits in tensors.items()}
         if self.config.network.bias:
             tensors |= {"input.bias": self.input.bias, "output.bias": self.output.bias}
         return tensors

@@ -16,9 +16,11 @@ OutputLayer::OutputLayer(Pool& pool, const OutputConfig& config) : pool_(pool), 
     throw std::invalid_argument("output layer: impossible shape");
   if (shard.labels_total > std::numeric_limits<std::int32_t>::max())
     throw std::invalid_argument("output layer: more than 2^31 - 1 labels");
-  weights_.reset(static_cast<std::size_t>(shard.size() * config.hidden));
+  if (config.half && config.hidden % 2 != 0) throw std::invalid_argument("output layer: bfloat16 needs an even width");
+  weights_.reset(shard.size(), config.hidden, config.half);
+  products_.reset(config.hidden, config.half);
   fill_normal(pool, Philox(config.seed, Purpose::kOutputWeights), shard.begin, shard.size(), 0, config.hidden,
-              config.init_std, weights_.data(), config.hidden);
+              config.init_std, weights_);
   bias_.reset(config.bias ? static_cast<std::size_t>(shard.size()) : 0);
   if (config.bias)
     fill_normal(pool, Philox(config.seed, Purpose::kOutputBias), shard.begin, shard.size(), 0, 1, config.init_std,
@@ -32,15 +34,17 @@ void OutputLayer::set_optimizer(const Optimizer& optimizer) {
 }
 
 void OutputLayer::class_mean_init(const Csr& x, const Csr& y, const InputConfig& input) {
-  constexpr std::int64_t kBlock = 32;
+  constexpr std::int64_t kBlock = 64;
   const std::int64_t begin = config_.shard.begin, end = config_.shard.end, hidden = config_.hidden;
   if (input.hidden_total != hidden || x.rows != y.rows)
     throw std::invalid_argument("class mean initialisation: shapes differ");
   std::vector<std::int64_t> counts(static_cast<std::size_t>(end - begin), 0);
   for (std::int64_t i = 0; i < y.indptr[y.rows]; ++i)
     if (y.indices[i] >= begin && y.indices[i] < end) ++counts[static_cast<std::size_t>(y.indices[i] - begin)];
+  Buffer<float> means(config_.half ? static_cast<std::size_t>((end - begin) * hidden) : 0);
+  float* sums = config_.half ? means.data() : weights_.floats().data();
   for (std::size_t l = 0; l < counts.size(); ++l)
-    if (counts[l] > 0) std::fill_n(weights_.data() + static_cast<std::int64_t>(l) * hidden, hidden, 0.0f);
+    if (counts[l] > 0) std::fill_n(sums + static_cast<std::int64_t>(l) * hidden, hidden, 0.0f);
 
   const std::int64_t blocks = (hidden + kBlock - 1) / kBlock;
   const Philox weights(input.seed, Purpose::kInputWeights), biases(input.seed, Purpose::kInputBias);
@@ -56,7 +60,7 @@ void OutputLayer::class_mean_init(const Csr& x, const Csr& y, const InputConfig&
         const std::int64_t from = x.indptr[p];
         for (std::int64_t j = y.indptr[p]; j < y.indptr[p + 1]; ++j) {  // they arrive while h is computed
           const std::int64_t label = y.indices[j];
-          if (label >= begin && label < end) __builtin_prefetch(weights_.data() + (label - begin) * hidden + u0, 1);
+          if (label >= begin && label < end) __builtin_prefetch(sums + (label - begin) * hidden + u0, 1);
         }
         kernels().weighted_sum(table.data(), kBlock, x.indices + from, x.values + from, x.indptr[p + 1] - from, bias,
                                h, kBlock);
@@ -67,14 +71,14 @@ void OutputLayer::class_mean_init(const Csr& x, const Csr& y, const InputConfig&
         for (std::int64_t j = y.indptr[p]; j < y.indptr[p + 1]; ++j) {
           const std::int64_t label = y.indices[j];
           if (label < begin || label >= end) continue;
-          float* row = weights_.data() + (label - begin) * hidden + u0;
+          float* row = sums + (label - begin) * hidden + u0;
           for (std::int64_t i = 0; i < width; ++i) row[i] += h[i];
         }
       }
       for (std::int64_t l = 0; l < end - begin; ++l) {
         const auto n = static_cast<double>(counts[static_cast<std::size_t>(l)]);
         if (n == 0) continue;
-        float* row = weights_.data() + l * hidden + u0;
+        float* row = sums + l * hidden + u0;
         for (std::int64_t i = 0; i < width; ++i)
           row[i] -= static_cast<float>(n * total[i] / static_cast<double>(x.rows));
       }
@@ -82,12 +86,13 @@ void OutputLayer::class_mean_init(const Csr& x, const Csr& y, const InputConfig&
   });
   pool_.ranges(static_cast<std::size_t>(end - begin), 1, [&](std::size_t b, std::size_t e) {
     for (std::size_t l = b; l < e; ++l) {
-      float* row = weights_.data() + static_cast<std::int64_t>(l) * hidden;
+      float* row = sums + static_cast<std::int64_t>(l) * hidden;
       double squares = 0.0;
       for (std::int64_t i = 0; i < hidden; ++i) squares += static_cast<double>(row[i]) * static_cast<double>(row[i]);
       if (counts[l] == 0 || squares == 0.0) continue;
       const auto scale = static_cast<float>(1.0 / std::sqrt(squares));
       for (std::int64_t i = 0; i < hidden; ++i) row[i] *= scale;
+      if (config_.half) weights_.set(static_cast<std::int64_t>(l), row);
     }
   });
 }
@@ -142,36 +147,41 @@ double OutputLayer::backward(const Batch& batch, const float* lse, float* dh, bo
 }
 
 void OutputLayer::update(float lr, std::uint64_t step) {
-  const float step_size = state_.optimizer().step_size(lr, step);
-  if (active_.shared) update_shared(step_size);
-  else update_pairs(step_size);
-  if (state_.optimizer().dense()) update_inactive(step_size);
-  state_.finish_step(step_size);
-  bias_state_.finish_step(step_size);
+  const Philox rounding(config_.seed, Purpose::kOutputRounding);
+  const WeightTable::Step now{rounding, step, state_.optimizer().step_size(lr, step), config_.shard.begin, 0};
+  if (active_.shared) update_shared(now);
+  else update_pairs(now);
+  if (state_.optimizer().dense()) update_inactive(now);
+  state_.finish_step(now.size);
+  bias_state_.finish_step(now.size);
 }
 
 void OutputLayer::settle() {
-  state_.settle(pool_, weights_.data());
+  state_.settle(pool_, weights_.floats().data());
   bias_state_.settle(pool_, bias_.data());
 }
 
 void OutputLayer::catch_up_row(std::int32_t row) {
-  state_.catch_up(row, weights_.data() + std::ptrdiff_t{row} * config_.hidden);
+  state_.catch_up(row, weights_.floats().data() + std::ptrdiff_t{row} * config_.hidden);
   if (config_.bias) bias_state_.catch_up(row, bias_.data() + row);
 }
 
-void OutputLayer::update_row(std::int32_t row, const float* g, float bias_gradient, float step_size) {
-  state_.update(row, weights_.data() + std::ptrdiff_t{row} * config_.hidden, g, step_size);
-  if (config_.bias) bias_state_.update(row, bias_.data() + row, g == nullptr ? nullptr : &bias_gradient, step_size);
+void OutputLayer::update_row(std::int32_t row, const float* g, float bias_gradient, const WeightTable::Step& step,
+                             float* scratch) {
+  weights_.update(state_, step, row, 0, config_.hidden, g, scratch);
+  state_.updated(row);
+  if (config_.bias) bias_state_.update(row, bias_.data() + row, g == nullptr ? nullptr : &bias_gradient, step.size);
 }
 
-void OutputLayer::update_inactive(float step_size) {
+void OutputLayer::update_inactive(const WeightTable::Step& step) {
   if (active_.all) return;
-  pool_.ranges(static_cast<std::size_t>(config_.shard.size()), 1, [&](std::size_t begin, std::size_t end) {
+  pool_.run([&](int thread) {
+    const auto [begin, end] = Pool::part(static_cast<std::size_t>(config_.shard.size()), 1, thread, pool_.threads());
+    float* scratch = scratch_[static_cast<std::size_t>(thread)].at_least(static_cast<std::size_t>(config_.hidden));
     auto next = std::lower_bound(active_.rows.begin(), active_.rows.end(), static_cast<std::int32_t>(begin));
     for (std::size_t row = begin; row < end; ++row) {
       if (next != active_.rows.end() && static_cast<std::size_t>(*next) == row) ++next;
-      else update_row(static_cast<std::int32_t>(row), nullptr, 0.0f, step_size);
+      else update_row(static_cast<std::int32_t>(row), nullptr, 0.0f, step, scratch);
     }
   });
 }
