@@ -207,11 +207,21 @@ class TrainConfig(Strict):
                     raise ValueError(f"sampler.{name} can't be added to sampler.kind {sampler.kind}")
         if self.precision == "bfloat16":
             if sampler.kind == "lsh" or sampler.lsh_extras:
-                raise ValueError("precision bfloat16 has no hash tables: choose another sampler, or float32")
+                key = "kind lsh" if sampler.kind == "lsh" else "lsh_extras"
+                raise ValueError(
+                    f"precision bfloat16 can't be hashed (sampler.{key}): "
+                    "take another sampler, or precision float32"
+                )
             if self.optimizer.kind != "adagrad":
-                raise ValueError("precision bfloat16 needs optimizer.kind adagrad: Adam's moments are float32")
+                raise ValueError(
+                    f"precision bfloat16 doesn't go with optimizer.kind {self.optimizer.kind}, whose moments "
+                    "are float32: take optimizer.kind adagrad, or precision float32"
+                )
             if self.network.hidden % 2:
-                raise ValueError("precision bfloat16 needs an even network.hidden")
+                raise ValueError(
+                    f"precision bfloat16 needs an even network.hidden, not {self.network.hidden}: "
+                    "its products take units in pairs"
+                )
         return self
 
     def evaluation_epochs(self) -> list[float]:

@@ -126,7 +126,8 @@ class Predictor:
                     if not own.any():
                         continue
                     local = np.where(own, ids[rows] - first, 0)
-                    logits = np.einsum("ph,pch->pc", h[low - begin : rows.stop - begin], weights[local].astype(np.float32))
+                    candidates = weights[local].astype(np.float32, copy=False)
+                    logits = np.einsum("ph,pch->pc", h[low - begin : rows.stop - begin], candidates)
                     if bias is not None:
                         logits += bias[local]
                     found[rows] = np.where(own, np.exp(logits - normaliser[rows, None]), 0)

@@ -29,6 +29,7 @@ from dslide.memory import Need
 
 STATE_BLOCK = 16  # hidden units that share one number of Adagrad state; shard borders lie on whole blocks
 FORMAT = "dslide-model"
+_WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
 _PIECE_BYTES = 64 << 20  # of a tensor, read at once
 FORMAT_VERSION = 1
 
@@ -50,11 +51,11 @@ class Shape:
             features, hidden, labels, cuts(hidden, ranks, STATE_BLOCK), cuts(labels, ranks, label_block)
         )
 
-    def weight_bytes(self, rank: int) -> int:
-        """What a rank's weights take in float32, biases aside."""
+    def weight_bytes(self, rank: int, config: TrainConfig) -> int:
+        """What a rank's weights take in the config's precision, biases aside."""
         h = self.hidden_cuts[rank + 1] - self.hidden_cuts[rank]
         own = self.label_cuts[rank + 1] - self.label_cuts[rank]
-        return 4 * (self.features * h + own * self.hidden)
+        return _WEIGHT_BYTES[config.precision] * (self.features * h + own * self.hidden)
 
     def parameters(self, config: TrainConfig) -> int:
         """Of the whole network, biases included."""
@@ -71,8 +72,6 @@ class Shape:
             if config.optimizer.kind == "adagrad"
             else 2 * weights
         )
-        if config.precision == "bfloat16":
-            weights //= 2
         batch, sampler = config.batch_size, config.sampler
         extras = sampler.uniform_extras + sampler.log_uniform_extras + batch * sampler.lsh_extras
         per_batch = batch * max(1, label_nnz) + extras
@@ -84,8 +83,8 @@ class Shape:
         # An id and a code a neuron and table.
         tables = sampler.lsh.L * own * 2 if sampler.kind == "lsh" or sampler.lsh_extras else 0
         if config.network.output_init == "class-mean":
-            buffers += own * self.hidden // (1 if config.precision == "bfloat16" else 4)
-        return Need(4 * weights, 4 * state, 4 * tables, 4 * buffers)
+            buffers += own * self.hidden // 4
+        return Need(self.weight_bytes(rank, config), 4 * state, 4 * tables, 4 * buffers)
 
 
 class Network:

@@ -101,7 +101,7 @@ class RowState {
   }
 
   // The same before catch_up(), where there is something to catch up with.
-  void prefetch_missed(std::int64_t row) const {
+  __attribute__((always_inline)) void prefetch_missed(std::int64_t row) const {
     if (own_step_[static_cast<std::size_t>(row)] != missed_.now()) prefetch(row);
   }
 

@@ -34,65 +34,80 @@ void OutputLayer::set_optimizer(const Optimizer& optimizer) {
 }
 
 void OutputLayer::class_mean_init(const Csr& x, const Csr& y, const InputConfig& input) {
-  constexpr std::int64_t kBlock = 64;
+  constexpr std::int64_t kBlock = 32;      // units whose sums are made together
+  constexpr std::int64_t kLabels = 65536;  // labels whose sums a thread holds in float32, where the table doesn't
   const std::int64_t begin = config_.shard.begin, end = config_.shard.end, hidden = config_.hidden;
   if (input.hidden_total != hidden || x.rows != y.rows)
     throw std::invalid_argument("class mean initialisation: shapes differ");
   std::vector<std::int64_t> counts(static_cast<std::size_t>(end - begin), 0);
   for (std::int64_t i = 0; i < y.indptr[y.rows]; ++i)
     if (y.indices[i] >= begin && y.indices[i] < end) ++counts[static_cast<std::size_t>(y.indices[i] - begin)];
-  Buffer<float> means(config_.half ? static_cast<std::size_t>((end - begin) * hidden) : 0);
-  float* sums = config_.half ? means.data() : weights_.floats().data();
-  for (std::size_t l = 0; l < counts.size(); ++l)
-    if (counts[l] > 0) std::fill_n(sums + static_cast<std::int64_t>(l) * hidden, hidden, 0.0f);
+  const auto count = [&](std::int64_t label) { return counts[static_cast<std::size_t>(label - begin)]; };
 
   const std::int64_t blocks = (hidden + kBlock - 1) / kBlock;
+  const std::int64_t some = config_.half ? std::min(kLabels, end - begin) : end - begin;
+  const std::ptrdiff_t ld = config_.half ? kBlock : hidden;
   const Philox weights(input.seed, Purpose::kInputWeights), biases(input.seed, Purpose::kInputBias);
   pool_.run([&](int thread) {
     Buffer<float> table(static_cast<std::size_t>(x.columns * kBlock));
+    Buffer<float> part(config_.half ? static_cast<std::size_t>(some * kBlock) : 0);
     for (std::int64_t block = thread; block < blocks; block += pool_.threads()) {  // a block's columns are its own
       const std::int64_t u0 = block * kBlock, u1 = std::min(u0 + kBlock, hidden), width = u1 - u0;
       fill_normal(weights, 0, x.columns, u0, u1, input.init_std, table.data(), kBlock);
       float bias[kBlock] = {}, h[kBlock] = {};
       double total[kBlock] = {};
       if (input.bias) fill_normal(biases, 0, 1, u0, u1, input.init_std, bias, kBlock);
-      for (std::int64_t p = 0; p < x.rows; ++p) {
-        const std::int64_t from = x.indptr[p];
-        for (std::int64_t j = y.indptr[p]; j < y.indptr[p + 1]; ++j) {  // they arrive while h is computed
-          const std::int64_t label = y.indices[j];
-          if (label >= begin && label < end) __builtin_prefetch(sums + (label - begin) * hidden + u0, 1);
+      for (std::int64_t first = begin; first < end; first += some) {
+        const std::int64_t last = std::min(first + some, end);
+        float* sums = config_.half ? part.data() : weights_.floats().data() + u0;
+        const auto row_of = [&](std::int64_t label) { return sums + (label - first) * ld; };
+        for (std::int64_t label = first; label < last; ++label)
+          if (count(label) > 0) std::fill_n(row_of(label), width, 0.0f);
+        for (std::int64_t p = 0; p < x.rows; ++p) {
+          const std::int64_t from = x.indptr[p];
+          bool wanted = first == begin;  // the first time all points, for their total
+          for (std::int64_t j = y.indptr[p]; j < y.indptr[p + 1]; ++j) {  // they arrive while h is computed
+            if (y.indices[j] < first || y.indices[j] >= last) continue;
+            __builtin_prefetch(row_of(y.indices[j]), 1);
+            wanted = true;
+          }
+          if (!wanted) continue;
+          kernels().weighted_sum(table.data(), kBlock, x.indices + from, x.values + from, x.indptr[p + 1] - from, bias,
+                                 h, kBlock);
+          for (std::int64_t i = 0; i < width; ++i) {
+            h[i] = h[i] > 0.0f ? h[i] : input.slope * h[i];
+            if (first == begin) total[i] += static_cast<double>(h[i]);
+          }
+          for (std::int64_t j = y.indptr[p]; j < y.indptr[p + 1]; ++j) {
+            if (y.indices[j] < first || y.indices[j] >= last) continue;
+            float* row = row_of(y.indices[j]);
+            for (std::int64_t i = 0; i < width; ++i) row[i] += h[i];
+          }
         }
-        kernels().weighted_sum(table.data(), kBlock, x.indices + from, x.values + from, x.indptr[p + 1] - from, bias,
-                               h, kBlock);
-        for (std::int64_t i = 0; i < width; ++i) {
-          h[i] = h[i] > 0.0f ? h[i] : input.slope * h[i];
-          total[i] += static_cast<double>(h[i]);
+        for (std::int64_t label = first; label < last; ++label) {
+          const auto n = static_cast<double>(count(label));
+          if (n == 0) continue;
+          float* row = row_of(label);
+          for (std::int64_t i = 0; i < width; ++i)
+            row[i] -= static_cast<float>(n * total[i] / static_cast<double>(x.rows));
+          if (config_.half) kernels().round(row, width, weights_.halves().data() + (label - begin) * hidden + u0);
         }
-        for (std::int64_t j = y.indptr[p]; j < y.indptr[p + 1]; ++j) {
-          const std::int64_t label = y.indices[j];
-          if (label < begin || label >= end) continue;
-          float* row = sums + (label - begin) * hidden + u0;
-          for (std::int64_t i = 0; i < width; ++i) row[i] += h[i];
-        }
-      }
-      for (std::int64_t l = 0; l < end - begin; ++l) {
-        const auto n = static_cast<double>(counts[static_cast<std::size_t>(l)]);
-        if (n == 0) continue;
-        float* row = sums + l * hidden + u0;
-        for (std::int64_t i = 0; i < width; ++i)
-          row[i] -= static_cast<float>(n * total[i] / static_cast<double>(x.rows));
       }
     }
   });
   pool_.ranges(static_cast<std::size_t>(end - begin), 1, [&](std::size_t b, std::size_t e) {
+    Buffer<float> copy(config_.half ? static_cast<std::size_t>(hidden) : 0);
     for (std::size_t l = b; l < e; ++l) {
-      float* row = sums + static_cast<std::int64_t>(l) * hidden;
+      if (counts[l] == 0) continue;
+      const auto r = static_cast<std::int64_t>(l);
+      if (config_.half) kernels().expand(weights_.half_row(r), hidden, copy.data());
+      float* row = config_.half ? copy.data() : weights_.floats().data() + r * hidden;
       double squares = 0.0;
       for (std::int64_t i = 0; i < hidden; ++i) squares += static_cast<double>(row[i]) * static_cast<double>(row[i]);
-      if (counts[l] == 0 || squares == 0.0) continue;
+      if (squares == 0.0) continue;
       const auto scale = static_cast<float>(1.0 / std::sqrt(squares));
       for (std::int64_t i = 0; i < hidden; ++i) row[i] *= scale;
-      if (config_.half) weights_.set(static_cast<std::int64_t>(l), row);
+      if (config_.half) weights_.set(r, row);
     }
   });
 }
@@ -175,13 +190,11 @@ void OutputLayer::update_row(std::int32_t row, const float* g, float bias_gradie
 
 void OutputLayer::update_inactive(const WeightTable::Step& step) {
   if (active_.all) return;
-  pool_.run([&](int thread) {
-    const auto [begin, end] = Pool::part(static_cast<std::size_t>(config_.shard.size()), 1, thread, pool_.threads());
-    float* scratch = scratch_[static_cast<std::size_t>(thread)].at_least(static_cast<std::size_t>(config_.hidden));
+  pool_.ranges(static_cast<std::size_t>(config_.shard.size()), 1, [&](std::size_t begin, std::size_t end) {
     auto next = std::lower_bound(active_.rows.begin(), active_.rows.end(), static_cast<std::int32_t>(begin));
     for (std::size_t row = begin; row < end; ++row) {
       if (next != active_.rows.end() && static_cast<std::size_t>(*next) == row) ++next;
-      else update_row(static_cast<std::int32_t>(row), nullptr, 0.0f, step, scratch);
+      else update_row(static_cast<std::int32_t>(row), nullptr, 0.0f, step, nullptr);
     }
   });
 }

@@ -81,6 +81,7 @@ class OutputLayer {
   }
   std::size_t tile_rows() const;  // rows that are reduced together; depends on the number of active rows alone
   std::pair<std::size_t, std::size_t> own_range(std::size_t begin, std::size_t end) const;
+  // `scratch` holds a row, where weights are in bfloat16.
   void update_row(std::int32_t row, const float* g, float bias_gradient, const WeightTable::Step& step, float* scratch);
   void update_inactive(const WeightTable::Step& step);
   void catch_up_row(std::int32_t row);
@@ -92,7 +93,10 @@ class OutputLayer {
 
   std::size_t part_begin(int part) const;
   void for_parts(const std::function<void(int, std::size_t, std::size_t)>& body);  // body(part, first row, last row + 1)
-  void prefetch_weights(std::size_t position, std::size_t end) const;
+  // The row at a position below `end`.
+  __attribute__((always_inline)) void prefetch_weights(std::size_t position, std::size_t end) const {
+    if (position < end) weights_.prefetch(active_.row(position), 0, config_.hidden);
+  }
   void forward_pairs(const float* h, std::size_t points, float* lse);
   double backward_pairs(const float* lse, std::size_t points, float* dh);  // the summed loss over the global batch
   void update_pairs(const WeightTable::Step& step);

@@ -40,12 +40,6 @@ void OutputLayer::for_parts(const std::function<void(int, std::size_t, std::size
   });
 }
 
-void OutputLayer::prefetch_weights(std::size_t position, std::size_t end) const {
-  if (position >= end) return;
-  const float* row = row_weights(active_.row(position));
-  for (std::int64_t i = 0; i < config_.hidden; i += 16) __builtin_prefetch(row + i, 1);
-}
-
 void OutputLayer::forward_pairs(const float* h, std::size_t points, float* lse) {
   constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
   const Kernels& kern = kernels();

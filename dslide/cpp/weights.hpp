@@ -34,6 +34,13 @@ class WeightTable {
   const float* row(std::int64_t row) const { return floats_.data() + row * width_; }
   const std::uint16_t* half_row(std::int64_t row) const { return halves_.data() + row * width_; }
 
+  // A row in float32: where it is, or a copy in `scratch` [width].
+  const float* as_floats(std::int64_t row, float* scratch) const {
+    if (!half_) return this->row(row);
+    kernels().expand(half_row(row), static_cast<std::ptrdiff_t>(width_), scratch);
+    return scratch;
+  }
+
   // Replaces a row, rounding to the nearest.
   void set(std::int64_t row, const float* values) {
     if (half_) kernels().round(values, static_cast<std::ptrdiff_t>(width_), halves_.data() + row * width_);
@@ -54,7 +61,7 @@ class WeightTable {
     float size;
     std::int64_t first_row, first_unit;  // global ids of this shard's row 0 and unit 0
   };
-  // `scratch` holds `count` floats.
+  // `scratch` holds `count` floats, needed in bfloat16.
   void update(RowState& state, const Step& step, std::int64_t row, std::int64_t begin, std::int64_t count, const float* g,
               float* scratch) {
     if (!half_) {

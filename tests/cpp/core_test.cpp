@@ -404,13 +404,14 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
       lsh.policy = HashTables::Policy::kReservoir;
     }
     if (sampler_name == "shared union") lsh.selection = LshSampler::Selection::kThreshold;
-    if (sampler_name != "in-batch") tables = std::make_unique<LshSampler>(output, lsh);
-    if (sampler_name == "in-batch" || sampler_name == "shared union") {
+    const bool in_batch_alone = sampler_name.rfind("in-batch", 0) == 0;
+    if (!in_batch_alone) tables = std::make_unique<LshSampler>(output, lsh);
+    if (in_batch_alone || sampler_name == "shared union") {
       InBatchSampler::Config in_batch;
       in_batch.num_points = kPoints;
       in_batch.batch_size = 32;
       in_batch.extras = 9;
-      in_batch.log_uniform = sampler_name == "in-batch" ? 0 : 9;
+      in_batch.log_uniform = in_batch_alone ? 0 : 9;
       sampler = std::make_unique<InBatchSampler>(out.shard, in_batch, counts.data(), tables.get());
     }
   }
@@ -447,7 +448,8 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
 }
 
 void test_training() {
-  for (const std::string sampler : {"full", "in-batch", "simhash", "dwta", "wta", "doph", "shared union", "full in bfloat16", "in-batch in bfloat16"}) {
+  for (const std::string sampler : {"full", "in-batch", "simhash", "dwta", "wta", "doph", "shared union",
+                                    "full in bfloat16", "in-batch in bfloat16"}) {
     for (const auto kind : {Optimizer::Kind::kAdagrad, Optimizer::Kind::kAdam, Optimizer::Kind::kAdamCatchUp}) {
       if (kind != Optimizer::Kind::kAdagrad && sampler.find("bfloat16") != std::string::npos) continue;
       for (const std::int64_t labels : {1, 37, 700}) {
