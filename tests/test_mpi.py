@@ -107,7 +107,7 @@ BFLOAT16 = ("--set", "precision=bfloat16")
 
 
 def test_ranks_in_bfloat16(trained, data, tmp_path):
-    """Rounding is drawn by global ids, but sums in another order may round to the other neighbour: not the same
+    """Rounding is drawn by global ids, but sums in another order may round to other neighbours: not the same
     bits, but close. Other wires, evaluation and resuming work as in float32."""
     (alone, one), (together, several) = trained(1, "fp32", *BFLOAT16), trained(2, "fp32", *BFLOAT16)
     assert together["bytes_sent"] == trained(2, "fp32")[0]["bytes_sent"]
