@@ -164,6 +164,10 @@ class TrainConfig(Strict):
     wire: Literal["fp32", "bf16", "int8"] = Field(
         default="int8", description="format of the rows that ranks exchange"
     )
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="of the weights; bfloat16 is updated in float32 and rounded stochastically",
+    )
     ensemble: int = Field(
         default=1, ge=1, description="networks, trained apart, whose probabilities are averaged"
     )
@@ -201,6 +205,23 @@ class TrainConfig(Strict):
             for name, number in extras.items():
                 if number > 0:
                     raise ValueError(f"sampler.{name} can't be added to sampler.kind {sampler.kind}")
+        if self.precision == "bfloat16":
+            if sampler.kind == "lsh" or sampler.lsh_extras:
+                key = "kind lsh" if sampler.kind == "lsh" else "lsh_extras"
+                raise ValueError(
+                    f"precision bfloat16 can't be hashed (sampler.{key}): "
+                    "take another sampler, or precision float32"
+                )
+            if self.optimizer.kind != "adagrad":
+                raise ValueError(
+                    f"precision bfloat16 doesn't go with optimizer.kind {self.optimizer.kind}, whose moments "
+                    "are float32: take optimizer.kind adagrad, or precision float32"
+                )
+            if self.network.hidden % 2:
+                raise ValueError(
+                    f"precision bfloat16 needs an even network.hidden, not {self.network.hidden}: "
+                    "its products take units in pairs"
+                )
         return self
 
     def evaluation_epochs(self) -> list[float]:

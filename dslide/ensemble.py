@@ -68,7 +68,8 @@ class EnsembleTrainer:
         self.shape = Shape.of(
             dataset.num_features, config.network.hidden, dataset.num_labels, self.group.size
         )
-        kept = -(-config.ensemble // config.side_by_side) * self.shape.weight_bytes(self.group.rank)
+        members = -(-config.ensemble // config.side_by_side)
+        kept = members * self.shape.weight_bytes(self.group.rank, config)
         labels_a_point = -(-len(dataset.train.y_indices) // max(1, self.points))
         need = self.shape.memory(self.group.rank, config, labels_a_point)
         self.progress.note(check_memory(comm, replace(need, weights=need.weights + kept)))

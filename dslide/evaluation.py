@@ -115,7 +115,7 @@ class Predictor:
         network, (n, width) = self._network, ids.shape
         first, last = network.labels
         found = np.zeros((n, width), np.float32)
-        weights = network.output.weights
+        weights = network.weights()["output.weights"]
         bias = network.output.bias if network.config.network.bias else None
         few = max(1, _GATHERED // max(1, width * network.shape.hidden))
         with contextlib.closing(self._hidden(points)) as blocks:
@@ -126,7 +126,8 @@ class Predictor:
                     if not own.any():
                         continue
                     local = np.where(own, ids[rows] - first, 0)
-                    logits = np.einsum("ph,pch->pc", h[low - begin : rows.stop - begin], weights[local])
+                    candidates = weights[local].astype(np.float32, copy=False)
+                    logits = np.einsum("ph,pch->pc", h[low - begin : rows.stop - begin], candidates)
                     if bias is not None:
                         logits += bias[local]
                     found[rows] = np.where(own, np.exp(logits - normaliser[rows, None]), 0)

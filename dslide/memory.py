@@ -92,7 +92,7 @@ def check_memory(comm: "LocalComm", need: Need) -> str:
         if wanted > free:
             raise UserError(
                 f"the model needs about {gib(wanted)} on {host}, where {gib(free)} are free ({need}); "
-                "take fewer hidden units (--set network.hidden=...), optimizer.kind=adagrad, a smaller "
-                "batch, or more nodes"
+                "take fewer hidden units (--set network.hidden=...), optimizer.kind=adagrad, "
+                "precision=bfloat16, a smaller batch, or more nodes"
             )
     return f"memory: about {gib(need.total)} a rank ({need}), {gib(hosts[0][2])} free"

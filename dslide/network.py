@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
@@ -28,6 +29,7 @@ from dslide.memory import Need
 
 STATE_BLOCK = 16  # hidden units that share one number of Adagrad state; shard borders lie on whole blocks
 FORMAT = "dslide-model"
+_WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
 _PIECE_BYTES = 64 << 20  # of a tensor, read at once
 FORMAT_VERSION = 1
 
@@ -49,11 +51,11 @@ class Shape:
             features, hidden, labels, cuts(hidden, ranks, STATE_BLOCK), cuts(labels, ranks, label_block)
         )
 
-    def weight_bytes(self, rank: int) -> int:
-        """What a rank's weights take, biases aside."""
+    def weight_bytes(self, rank: int, config: TrainConfig) -> int:
+        """What a rank's weights take in the config's precision, biases aside."""
         h = self.hidden_cuts[rank + 1] - self.hidden_cuts[rank]
         own = self.label_cuts[rank + 1] - self.label_cuts[rank]
-        return 4 * (self.features * h + own * self.hidden)
+        return _WEIGHT_BYTES[config.precision] * (self.features * h + own * self.hidden)
 
     def parameters(self, config: TrainConfig) -> int:
         """Of the whole network, biases included."""
@@ -82,7 +84,7 @@ class Shape:
         tables = sampler.lsh.L * own * 2 if sampler.kind == "lsh" or sampler.lsh_extras else 0
         if config.network.output_init == "class-mean":
             buffers += own * self.hidden // 4
-        return Need(4 * weights, 4 * state, 4 * tables, 4 * buffers)
+        return Need(self.weight_bytes(rank, config), 4 * state, 4 * tables, 4 * buffers)
 
 
 class Network:
@@ -102,6 +104,7 @@ class Network:
             bias=net.bias,
             init_std=net.output_init_std if net.output_init == "normal" else 0.0,
             seed=config.seed,
+            half=config.precision == "bfloat16",
         )
         if training:
             for layer, accumulator in (
@@ -142,11 +145,14 @@ class Network:
             bias=net.bias,
             seed=self.config.seed,
             state_block=STATE_BLOCK,
+            half=self.config.precision == "bfloat16",
         )
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Views of this rank's parameters."""
+        """Views of this rank's parameters: biases in float32, weights in the config's precision."""
         tensors = {"input.weights": self.input.weights, "output.weights": self.output.weights}
+        if self.config.precision == "bfloat16":
+            tensors = {name: bits.view(ml_dtypes.bfloat16) for name, bits in tensors.items()}
         if self.config.network.bias:
             tensors |= {"input.bias": self.input.bias, "output.bias": self.output.bias}
         return tensors

@@ -68,9 +68,9 @@ class Case:
         """Copies of the core's parameters by the reference's names."""
         network, bias = self.network, self.config.network.bias
         return {
-            "W": network.input.weights.copy(),
+            "W": network.weights()["input.weights"].astype(np.float32),
             "b": network.input.bias.copy() if bias else np.zeros(HIDDEN, np.float32),
-            "U": network.output.weights.copy(),
+            "U": network.weights()["output.weights"].astype(np.float32),
             "c": network.output.bias.copy() if bias else np.zeros(LABELS, np.float32),
         }
 
@@ -96,8 +96,8 @@ CASES = [
 ]
 
 
-def make_case(kind, network, point_weight, optimizer, threads=2):
-    config = setting(**network).model_copy(update={"point_weight": point_weight})
+def make_case(kind, network, point_weight, optimizer, threads=2, precision="float32"):
+    config = setting(**network).model_copy(update={"point_weight": point_weight, "precision": precision})
     config = config.model_copy(update={"optimizer": config.optimizer.model_copy(update=optimizer)})
     return Case(config, kind, threads)
 

@@ -17,8 +17,9 @@ ApproximateTopK::ApproximateTopK(OutputLayer& layer, const Config& config) : lay
   const std::size_t width = hidden + 1;
   const bool bias = layer.config().bias;
   std::vector<double> mean(width, 0.0);
+  std::vector<float> copy(hidden);
   for (std::size_t r = 0; r < rows; ++r) {
-    const float* row = layer.weights().data() + r * hidden;
+    const float* row = layer.weights().as_floats(static_cast<std::int64_t>(r), copy.data());
     for (std::size_t i = 0; i < hidden; ++i) mean[i] += static_cast<double>(row[i]) / static_cast<double>(rows);
     if (bias) mean[hidden] += static_cast<double>(layer.bias()[r]) / static_cast<double>(rows);
   }
@@ -30,7 +31,7 @@ ApproximateTopK::ApproximateTopK(OutputLayer& layer, const Config& config) : lay
   for (std::size_t r0 = 0; r0 < rows; r0 += kBlock) {
     const std::size_t count = std::min(kBlock, rows - r0);
     for (std::size_t r = 0; r < count; ++r) {
-      const float* row = layer.weights().data() + (r0 + r) * hidden;
+      const float* row = layer.weights().as_floats(static_cast<std::int64_t>(r0 + r), copy.data());
       float* to = centred.data() + r * width;
       for (std::size_t i = 0; i < hidden; ++i) to[i] = row[i] - static_cast<float>(mean[i]);
       to[hidden] = bias ? layer.bias()[r0 + r] - static_cast<float>(mean[hidden]) : 0.0f;
@@ -60,7 +61,9 @@ void ApproximateTopK::topk(const float* h, std::size_t points, int k, std::int32
     std::vector<std::uint8_t> hits(rows, 0);
     std::vector<std::int32_t> found, order;
     std::vector<std::size_t> at(tables + 2);
-    std::vector<float> score;
+    std::vector<float> score, copy(hidden);
+    const WeightTable& weights = layer_.weights();
+    const auto n = static_cast<std::ptrdiff_t>(hidden);
     for (std::size_t p = begin; p < end; ++p) {
       found.clear();
       for (std::size_t t = 0; t < tables; ++t) {
@@ -92,8 +95,14 @@ void ApproximateTopK::topk(const float* h, std::size_t points, int k, std::int32
       }
       std::sort(order.begin(), order.end());  // rows are then read in the order of memory
       score.resize(order.size());
-      kern.dots(h + p * hidden, layer_.weights().data(), static_cast<std::ptrdiff_t>(hidden), order.data(),
-                static_cast<std::ptrdiff_t>(order.size()), score.data(), static_cast<std::ptrdiff_t>(hidden));
+      if (weights.half()) {
+        constexpr std::int32_t kFirst = 0;
+        for (std::size_t i = 0; i < order.size(); ++i)
+          kern.dots(h + p * hidden, weights.as_floats(order[i], copy.data()), 0, &kFirst, 1, &score[i], n);
+      } else {
+        kern.dots(h + p * hidden, weights.row(0), n, order.data(), static_cast<std::ptrdiff_t>(order.size()),
+                  score.data(), n);
+      }
       if (layer_.config().bias)
         for (std::size_t i = 0; i < order.size(); ++i) score[i] += layer_.bias()[static_cast<std::size_t>(order[i])];
       if (lse != nullptr) {

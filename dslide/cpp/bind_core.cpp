@@ -72,6 +72,12 @@ py::array view(Buffer<float>& buffer, std::vector<py::ssize_t> shape, py::handle
   return py::array_t<float>(std::move(shape), buffer.data(), owner);
 }
 
+// float32, or the bits of bfloat16 as uint16.
+py::array view(WeightTable& weights, std::vector<py::ssize_t> shape, py::handle owner) {
+  if (weights.half()) return py::array_t<std::uint16_t>(std::move(shape), weights.halves().data(), owner);
+  return view(weights.floats(), std::move(shape), owner);
+}
+
 py::dict state_views(RowState& state, std::int64_t rows, std::int64_t width, py::handle owner) {
   py::dict views;
   if (state.optimizer().moments()) {
@@ -98,7 +104,7 @@ Optimizer make_optimizer(const std::string& kind, float eps, float beta1, float 
 
 InputConfig make_input_config(std::int64_t features, std::int64_t hidden_total, std::int64_t hidden_begin,
                               std::int64_t hidden_end, const std::string& activation, float slope, float dropout,
-                              float init_std, bool bias, std::uint64_t seed, std::int64_t state_block) {
+                              float init_std, bool bias, std::uint64_t seed, std::int64_t state_block, bool half) {
   InputConfig config;
   config.features = features;
   config.hidden_total = hidden_total;
@@ -112,6 +118,7 @@ InputConfig make_input_config(std::int64_t features, std::int64_t hidden_total, 
   config.bias = bias;
   config.seed = seed;
   config.state_block = state_block;
+  config.half = half;
   return config;
 }
 
@@ -124,7 +131,7 @@ void bind_layers(py::module_& m) {
       .def(py::init(&make_input_config), py::arg("features"), py::arg("hidden_total"), py::arg("hidden_begin"),
            py::arg("hidden_end"), py::kw_only(), py::arg("activation") = "relu", py::arg("slope") = 0.0f,
            py::arg("dropout") = 0.0f, py::arg("init_std") = 0.05f, py::arg("bias") = false, py::arg("seed") = 0,
-           py::arg("state_block") = 16);
+           py::arg("state_block") = 16, py::arg("half") = false);
 
   py::class_<InputLayer>(m, "InputLayer")
       .def(py::init<Pool&, const InputConfig&>(), py::arg("pool"), py::arg("config"), py::keep_alive<1, 2>(), NoGil())
@@ -133,7 +140,7 @@ void bind_layers(py::module_& m) {
       .def_property_readonly("weights", [](py::object self) {
         auto& layer = self.cast<InputLayer&>();
         return view(layer.weights(), {layer.config().features, layer.width()}, self);
-      }, "float32 [features, width], a view")
+      }, "float32 [features, width], a view; with `half` the bits of bfloat16, uint16")
       .def_property_readonly("bias", [](py::object self) {
         auto& layer = self.cast<InputLayer&>();
         return view(layer.bias(), {static_cast<py::ssize_t>(layer.bias().size())}, self);
@@ -162,8 +169,9 @@ void bind_layers(py::module_& m) {
 
   py::class_<OutputLayer>(m, "OutputLayer")
       .def(py::init([](Pool& pool, std::int64_t labels_total, std::int64_t label_begin, std::int64_t label_end,
-                       std::int64_t hidden, bool bias, float init_std, std::uint64_t seed) {
+                       std::int64_t hidden, bool bias, float init_std, std::uint64_t seed, bool half) {
         OutputConfig config;
+        config.half = half;
         config.shard = {labels_total, label_begin, label_end};
         config.hidden = hidden;
         config.bias = bias;
@@ -171,12 +179,13 @@ void bind_layers(py::module_& m) {
         config.seed = seed;
         return std::make_unique<OutputLayer>(pool, config);
       }), py::arg("pool"), py::arg("labels_total"), py::arg("label_begin"), py::arg("label_end"), py::arg("hidden"),
-          py::kw_only(), py::arg("bias") = false, py::arg("init_std") = 0.01f, py::arg("seed") = 0, py::keep_alive<1, 2>())
+          py::kw_only(), py::arg("bias") = false, py::arg("init_std") = 0.01f, py::arg("seed") = 0, py::arg("half") = false,
+          py::keep_alive<1, 2>())
       .def("set_optimizer", &OutputLayer::set_optimizer, py::arg("optimizer"))
       .def_property_readonly("weights", [](py::object self) {
         auto& layer = self.cast<OutputLayer&>();
         return view(layer.weights(), {layer.config().shard.size(), layer.config().hidden}, self);
-      }, "float32 [labels of the shard, hidden], a view")
+      }, "float32 [labels of the shard, hidden], a view; with `half` the bits of bfloat16, uint16")
       .def_property_readonly("bias", [](py::object self) {
         auto& layer = self.cast<OutputLayer&>();
         return view(layer.bias(), {static_cast<py::ssize_t>(layer.bias().size())}, self);

@@ -46,4 +46,42 @@ class PackedMatrix {
   Buffer<float> data_;
 };
 
+// The right-hand side [k, n] in bfloat16, by pairs of consecutive k: panels [k / 2][nr][2], zeros behind n and an odd k.
+class PackedPairs {
+ public:
+  void resize(std::ptrdiff_t k, std::ptrdiff_t n);
+
+  // Packs rows [begin, end), begin even; row(k) points to n contiguous values.
+  template <class Row>
+  void pack_rows(std::ptrdiff_t begin, std::ptrdiff_t end, Row row) {
+    const std::ptrdiff_t nr = kernels().nr;
+    for (std::ptrdiff_t k = begin; k < end; k += 2) {
+      const std::uint16_t* first = row(k);
+      const std::uint16_t* second = k + 1 < k_ ? row(k + 1) : nullptr;
+      for (std::ptrdiff_t j = 0; j < n_; j += nr) {
+        std::uint16_t* target = panel(j) + k * nr;
+        const std::ptrdiff_t size = n_ - j < nr ? n_ - j : nr;
+        kernels().interleave(first + j, second == nullptr ? nullptr : second + j, size, target);
+        for (std::ptrdiff_t c = 2 * size; c < 2 * nr; ++c) target[c] = 0;
+      }
+    }
+  }
+
+  // Packs columns [begin, end), begin on a multiple of nr, from the transposed matrix x [n, ld] (k contiguous and even).
+  void pack_transposed(std::ptrdiff_t begin, std::ptrdiff_t end, const std::uint16_t* x, std::ptrdiff_t ld);
+
+  std::ptrdiff_t padded() const;
+
+  // As PackedMatrix::multiply; k_begin is even, and a[i] points at the pair of k_begin.
+  void multiply(int m, const std::uint16_t* const* a, std::ptrdiff_t a_step, std::ptrdiff_t k_begin, std::ptrdiff_t k_end,
+                float* c, std::ptrdiff_t ldc, bool accumulate) const;
+
+ private:
+  std::uint16_t* panel(std::ptrdiff_t j) { return data_.data() + j / kernels().nr * depth() * kernels().nr; }
+  std::ptrdiff_t depth() const { return (k_ + 1) / 2 * 2; }
+
+  std::ptrdiff_t k_ = 0, n_ = 0;
+  Buffer<std::uint16_t> data_;
+};
+
 }  // namespace dslide

@@ -30,4 +30,21 @@ void fill_normal(Pool& pool, const Philox& random, std::int64_t first, std::int6
   });
 }
 
+void fill_normal(Pool& pool, const Philox& random, std::int64_t first, std::int64_t rows, std::int64_t begin,
+                 std::int64_t end, float std, WeightTable& out) {
+  if (!out.half()) {
+    fill_normal(pool, random, first, rows, begin, end, std, out.floats().data(), static_cast<std::ptrdiff_t>(end - begin));
+    return;
+  }
+  constexpr std::int64_t kRows = 64;
+  pool.ranges(static_cast<std::size_t>(rows), 1, [&](std::size_t b, std::size_t e) {
+    Buffer<float> some(static_cast<std::size_t>(kRows * (end - begin)));
+    for (auto r0 = static_cast<std::int64_t>(b); r0 < static_cast<std::int64_t>(e); r0 += kRows) {
+      const std::int64_t count = std::min(kRows, static_cast<std::int64_t>(e) - r0);
+      fill_normal(random, first + r0, count, begin, end, std, some.data(), static_cast<std::ptrdiff_t>(end - begin));
+      for (std::int64_t r = 0; r < count; ++r) out.set(r0 + r, some.data() + r * (end - begin));
+    }
+  });
+}
+
 }  // namespace dslide

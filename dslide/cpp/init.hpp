@@ -6,6 +6,7 @@
 
 #include "philox.hpp"
 #include "pool.hpp"
+#include "weights.hpp"
 
 namespace dslide {
 
@@ -16,5 +17,9 @@ void fill_normal(const Philox& random, std::int64_t first, std::int64_t rows, st
 // The same over a pool.
 void fill_normal(Pool& pool, const Philox& random, std::int64_t first, std::int64_t rows, std::int64_t begin,
                  std::int64_t end, float std, float* out, std::ptrdiff_t ld);
+
+// All of a table with width end - begin.
+void fill_normal(Pool& pool, const Philox& random, std::int64_t first, std::int64_t rows, std::int64_t begin,
+                 std::int64_t end, float std, WeightTable& out);
 
 }  // namespace dslide

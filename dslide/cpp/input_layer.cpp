@@ -17,15 +17,15 @@ InputLayer::InputLayer(Pool& pool, const InputConfig& config)
     throw std::invalid_argument("input layer: a shard must begin on a border of state blocks");
   if (config.dropout < 0.0f || config.dropout >= 1.0f)
     throw std::invalid_argument("input layer: dropout must lie in [0, 1)");
-  weights_.reset(static_cast<std::size_t>(config.features * ld_));
+  weights_.reset(config.features, ld_, config.half);
   fill_normal(pool, Philox(config.seed, Purpose::kInputWeights), 0, config.features, config.hidden_begin,
-              config.hidden_end, config.init_std, weights_.data(), ld_);
+              config.hidden_end, config.init_std, weights_);
   bias_.reset(config.bias ? static_cast<std::size_t>(ld_) : 0);
   if (config.bias)
     fill_normal(Philox(config.seed, Purpose::kInputBias), 0, 1, config.hidden_begin, config.hidden_end,
                 config.init_std, bias_.data(), ld_);
   scratch_.resize(static_cast<std::size_t>(pool.threads()));
-  for (auto& buffer : scratch_) buffer.reset(static_cast<std::size_t>(ld_) + 16);  // a gradient, or factors in eights
+  for (auto& buffer : scratch_) buffer.reset(2 * static_cast<std::size_t>(ld_) + 16);  // a gradient and a row, or factors in eights
 }
 
 void InputLayer::set_optimizer(const Optimizer& optimizer) {
@@ -44,7 +44,7 @@ InputLayer::Share InputLayer::share(int thread) const {
 }
 
 void InputLayer::settle() {
-  state_.settle(pool_, weights_.data());
+  state_.settle(pool_, weights_.floats().data());
   bias_state_.settle(pool_, bias_.data());
 }
 
@@ -59,7 +59,7 @@ void InputLayer::forward(const Batch& batch, float* out, bool train) {
   if (train && state_.optimizer().catches_up()) {
     pool_.run([&](int thread) {
       for (const std::int64_t feature : batch.features(thread).ids)
-        state_.catch_up(feature, weights_.data() + feature * ld_);
+        state_.catch_up(feature, weights_.floats().data() + feature * ld_);
     });
   }
   if (train) derivative_.at_least(batch.size() * static_cast<std::size_t>(ld_));
@@ -72,8 +72,13 @@ void InputLayer::forward(const Batch& batch, float* out, bool train) {
     for (std::size_t p = begin; p < end; ++p) {
       const std::int64_t row = batch.row(p), from = x.indptr[row];
       float* h = out + static_cast<std::ptrdiff_t>(p) * ld_ + mine.begin;
-      kern.weighted_sum(weights_.data() + mine.begin, ld_, x.indices + from, x.values + from, x.indptr[row + 1] - from,
-                        config_.bias ? bias_.data() + mine.begin : nullptr, h, mine.units());
+      const float* bias = config_.bias ? bias_.data() + mine.begin : nullptr;
+      if (config_.half)
+        kern.weighted_sum_half(weights_.half_row(0) + mine.begin, ld_, x.indices + from, x.values + from,
+                               x.indptr[row + 1] - from, bias, h, mine.units());
+      else
+        kern.weighted_sum(weights_.row(0) + mine.begin, ld_, x.indices + from, x.values + from, x.indptr[row + 1] - from,
+                          bias, h, mine.units());
       if (!train) {
         for (std::ptrdiff_t i = 0; i < mine.units(); ++i) h[i] = h[i] > 0.0f ? h[i] : config_.slope * h[i];
         continue;
@@ -91,7 +96,8 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
   if (ld_ == 0) return;
   constexpr std::size_t kAhead = 8;  // features whose rows are on their way from memory
   const Kernels& kern = kernels();
-  const float step_size = state_.optimizer().step_size(lr, step);
+  const Philox rounding(config_.seed, Purpose::kInputRounding);
+  const WeightTable::Step now{rounding, step, state_.optimizer().step_size(lr, step), 0, config_.hidden_begin};
   pool_.run([&](int thread) {
     const Share mine = share(thread);
     const auto [begin, end] = Pool::part(batch.size(), 1, mine.slice, mine.slices);
@@ -103,6 +109,7 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
   pool_.run([&](int thread) {
     const Share mine = share(thread);
     float* g = scratch_[static_cast<std::size_t>(thread)].data();
+    float* row = g + ld_;
     const int groups = pool_.threads() / mine.slices;
     for (int turn = 0; turn < groups; ++turn) {  // begun at different places: neighbours share lines of the state
       const int of = mine.slice * groups + (thread + turn) % groups;
@@ -111,8 +118,7 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
         const std::int32_t from = part.indptr[slot];
         kern.weighted_sum(dh + mine.begin, ld_, part.points.data() + from, part.values.data() + from,
                           part.indptr[slot + 1] - from, nullptr, g, mine.units());
-        const std::int64_t feature = part.ids[slot];
-        state_.update_units(feature, mine.begin, mine.units(), weights_.data() + feature * ld_ + mine.begin, g, step_size);
+        weights_.update(state_, now, part.ids[slot], mine.begin, mine.units(), g, row);
       };
       if (state_.optimizer().dense()) {
         for (std::int64_t f = 0; f < config_.features; ++f) {
@@ -120,16 +126,14 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
           if (batch.thread_of(feature) != static_cast<std::uint32_t>(of)) continue;
           const std::int32_t slot = batch.feature_slot(feature);
           if (slot >= 0) update_slot(static_cast<std::size_t>(slot));
-          else state_.update_units(f, mine.begin, mine.units(), weights_.data() + f * ld_ + mine.begin, nullptr, step_size);
+          else weights_.update(state_, now, f, mine.begin, mine.units(), nullptr, row);
         }
         continue;
       }
       for (std::size_t slot = 0; slot < part.ids.size(); ++slot) {
         if (slot + kAhead < part.ids.size()) {
-          const std::int64_t next = part.ids[slot + kAhead];
-          const float* row = weights_.data() + next * ld_;
-          for (std::ptrdiff_t i = mine.begin; i < mine.end; i += 16) __builtin_prefetch(row + i, 1);
-          state_.prefetch(next);
+          weights_.prefetch(part.ids[slot + kAhead], mine.begin, mine.end);
+          state_.prefetch(part.ids[slot + kAhead]);
         }
         update_slot(slot);
         if (mine.begin == 0) state_.updated(part.ids[slot]);
@@ -140,10 +144,10 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
     float* g = scratch_[0].data();
     for (std::ptrdiff_t i = 0; i < ld_; ++i) g[i] = 0.0f;
     for (std::size_t p = 0; p < batch.size(); ++p) kern.axpy(1.0f, dh + static_cast<std::ptrdiff_t>(p) * ld_, g, ld_);
-    bias_state_.update(0, bias_.data(), g, step_size);
+    bias_state_.update(0, bias_.data(), g, now.size);
   }
-  state_.finish_step(step_size);
-  bias_state_.finish_step(step_size);
+  state_.finish_step(now.size);
+  bias_state_.finish_step(now.size);
 }
 
 }  // namespace dslide

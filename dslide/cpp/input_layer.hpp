@@ -8,6 +8,7 @@
 #include "buffer.hpp"
 #include "optimizer.hpp"
 #include "pool.hpp"
+#include "weights.hpp"
 
 namespace dslide {
 
@@ -20,6 +21,7 @@ struct InputConfig {
   bool bias = false;
   std::uint64_t seed = 0;
   std::int64_t state_block = 16;
+  bool half = false;  // weights in bfloat16
 };
 
 class InputLayer {
@@ -41,7 +43,7 @@ class InputLayer {
   std::int64_t width() const { return config_.hidden_end - config_.hidden_begin; }
   std::ptrdiff_t ld() const { return ld_; }
   const InputConfig& config() const { return config_; }
-  Buffer<float>& weights() { return weights_; }
+  WeightTable& weights() { return weights_; }
   Buffer<float>& bias() { return bias_; }
   RowState& state() { return state_; }
   RowState& bias_state() { return bias_state_; }
@@ -59,7 +61,8 @@ class InputLayer {
   Pool& pool_;
   InputConfig config_;
   std::ptrdiff_t ld_;
-  Buffer<float> weights_, bias_;
+  WeightTable weights_;
+  Buffer<float> bias_;
   RowState state_, bias_state_;
   Buffer<float> derivative_;  // act' and dropout factor of the last train forward, [size, width]
   std::vector<Buffer<float>> scratch_;

@@ -9,6 +9,9 @@ extern const Kernels kPortable;
 #ifdef DSLIDE_X86
 extern const Kernels kAvx2;
 extern const Kernels kAvx512;
+#ifdef DSLIDE_AVX512BF16
+extern const Kernels kAvx512Bf16;
+#endif
 #endif
 
 std::vector<const Kernels*> supported_kernels() {
@@ -16,8 +19,12 @@ std::vector<const Kernels*> supported_kernels() {
 #ifdef DSLIDE_X86
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
+      __builtin_cpu_supports("avx512vl")) {
+#ifdef DSLIDE_AVX512BF16
+    if (__builtin_cpu_supports("avx512bf16")) found.push_back(&kAvx512Bf16);
+#endif
     found.push_back(&kAvx512);
+  }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&kAvx2);
 #endif
   found.push_back(&kPortable);

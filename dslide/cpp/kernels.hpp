@@ -13,7 +13,7 @@ namespace dslide {
 
 struct Kernels {
   const char* name;
-  int mr, nr;  // tile of the matrix product: rows and columns
+  int mr, nr;  // tiles of the matrix products: rows and columns
 
   // c[i][0..nr) = (accumulate ? c : 0) + sum_k a[i][k * a_step] * b[k * nr + j] for i < mr; k in ascending order.
   void (*tile)(int mr, std::ptrdiff_t k, const float* const* a, std::ptrdiff_t a_step, const float* b, float* c,
@@ -23,6 +23,24 @@ struct Kernels {
   // out[0..n) = bias (or 0) + sum_j values[j] * rows[ids[j] * ld + 0..n), j ascending.
   void (*weighted_sum)(const float* rows, std::ptrdiff_t ld, const std::int32_t* ids, const float* values,
                        std::ptrdiff_t count, const float* bias, float* out, std::ptrdiff_t n);
+  // The same from rows in bfloat16.
+  void (*weighted_sum_half)(const std::uint16_t* rows, std::ptrdiff_t ld, const std::int32_t* ids, const float* values,
+                            std::ptrdiff_t count, const float* bias, float* out, std::ptrdiff_t n);
+  // The tile with both sides in bfloat16, by pairs along the sum: a[i] steps by `a_step` pairs and b holds pairs
+  // [k][nr][2], k counts pairs. Sums are in float32; on CPUs with the instruction (AVX-512 BF16) it does two
+  // multiplications at a time, and its order within a pair is its own.
+  void (*tile_pairs)(int mr, std::ptrdiff_t k, const std::uint16_t* const* a, std::ptrdiff_t a_step,
+                     const std::uint16_t* b, float* c, std::ptrdiff_t ldc, bool accumulate);
+  // bfloat16 -> float32.
+  void (*expand)(const std::uint16_t* x, std::ptrdiff_t n, float* out);
+  // float32 -> bfloat16, to the nearest, ties to even.
+  void (*round)(const float* x, std::ptrdiff_t n, std::uint16_t* out);
+  // float32 -> bfloat16, up with the probability of the part that is cut off; value j's draw is a function of `key`
+  // and `first` + j.
+  void (*round_stochastic)(const float* x, std::ptrdiff_t n, std::uint32_t key, std::uint32_t first,
+                           std::uint16_t* out);
+  // out[2 j] = x[j], out[2 j + 1] = y[j] (0 if y is null).
+  void (*interleave)(const std::uint16_t* x, const std::uint16_t* y, std::ptrdiff_t n, std::uint16_t* out);
   // out[j] = <w, rows[ids[j] * ld]> over n.
   void (*dots)(const float* w, const float* rows, std::ptrdiff_t ld, const std::int32_t* ids, std::ptrdiff_t count,
                float* out, std::ptrdiff_t n);

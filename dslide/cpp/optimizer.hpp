@@ -94,16 +94,14 @@ class RowState {
   }
 
   // Asks for the state of a row that update() is about to want.
-  void prefetch(std::int64_t row) const {
-    if (!optimizer_.moments()) return __builtin_prefetch(accum_.data() + row * blocks_, 1);
-    for (std::int64_t i = 0; i < width_; i += 16) {
-      __builtin_prefetch(m_.data() + row * ld_ + i, 1);
-      __builtin_prefetch(v_.data() + row * ld_ + i, 1);
-    }
+  __attribute__((always_inline)) void prefetch(std::int64_t row) const {
+    if (!optimizer_.moments()) return dslide::prefetch(accum_.data() + row * blocks_, 4);
+    dslide::prefetch(m_.data() + row * ld_, static_cast<std::size_t>(width_) * 4);
+    dslide::prefetch(v_.data() + row * ld_, static_cast<std::size_t>(width_) * 4);
   }
 
   // The same before catch_up(), where there is something to catch up with.
-  void prefetch_missed(std::int64_t row) const {
+  __attribute__((always_inline)) void prefetch_missed(std::int64_t row) const {
     if (own_step_[static_cast<std::size_t>(row)] != missed_.now()) prefetch(row);
   }
 

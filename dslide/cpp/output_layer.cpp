@@ -16,9 +16,11 @@ OutputLayer::OutputLayer(Pool& pool, const OutputConfig& config) : pool_(pool), 
     throw std::invalid_argument("output layer: impossible shape");
   if (shard.labels_total > std::numeric_limits<std::int32_t>::max())
     throw std::invalid_argument("output layer: more than 2^31 - 1 labels");
-  weights_.reset(static_cast<std::size_t>(shard.size() * config.hidden));
+  if (config.half && config.hidden % 2 != 0) throw std::invalid_argument("output layer: bfloat16 needs an even width");
+  weights_.reset(shard.size(), config.hidden, config.half);
+  products_.reset(config.hidden, config.half);
   fill_normal(pool, Philox(config.seed, Purpose::kOutputWeights), shard.begin, shard.size(), 0, config.hidden,
-              config.init_std, weights_.data(), config.hidden);
+              config.init_std, weights_);
   bias_.reset(config.bias ? static_cast<std::size_t>(shard.size()) : 0);
   if (config.bias)
     fill_normal(pool, Philox(config.seed, Purpose::kOutputBias), shard.begin, shard.size(), 0, 1, config.init_std,
@@ -32,62 +34,80 @@ void OutputLayer::set_optimizer(const Optimizer& optimizer) {
 }
 
 void OutputLayer::class_mean_init(const Csr& x, const Csr& y, const InputConfig& input) {
-  constexpr std::int64_t kBlock = 32;
+  constexpr std::int64_t kBlock = 32;      // units whose sums are made together
+  constexpr std::int64_t kLabels = 65536;  // labels whose sums a thread holds in float32, where the table doesn't
   const std::int64_t begin = config_.shard.begin, end = config_.shard.end, hidden = config_.hidden;
   if (input.hidden_total != hidden || x.rows != y.rows)
     throw std::invalid_argument("class mean initialisation: shapes differ");
   std::vector<std::int64_t> counts(static_cast<std::size_t>(end - begin), 0);
   for (std::int64_t i = 0; i < y.indptr[y.rows]; ++i)
     if (y.indices[i] >= begin && y.indices[i] < end) ++counts[static_cast<std::size_t>(y.indices[i] - begin)];
-  for (std::size_t l = 0; l < counts.size(); ++l)
-    if (counts[l] > 0) std::fill_n(weights_.data() + static_cast<std::int64_t>(l) * hidden, hidden, 0.0f);
+  const auto count = [&](std::int64_t label) { return counts[static_cast<std::size_t>(label - begin)]; };
 
   const std::int64_t blocks = (hidden + kBlock - 1) / kBlock;
+  const std::int64_t some = config_.half ? std::min(kLabels, end - begin) : end - begin;
+  const std::ptrdiff_t ld = config_.half ? kBlock : hidden;
   const Philox weights(input.seed, Purpose::kInputWeights), biases(input.seed, Purpose::kInputBias);
   pool_.run([&](int thread) {
     Buffer<float> table(static_cast<std::size_t>(x.columns * kBlock));
+    Buffer<float> part(config_.half ? static_cast<std::size_t>(some * kBlock) : 0);
     for (std::int64_t block = thread; block < blocks; block += pool_.threads()) {  // a block's columns are its own
       const std::int64_t u0 = block * kBlock, u1 = std::min(u0 + kBlock, hidden), width = u1 - u0;
       fill_normal(weights, 0, x.columns, u0, u1, input.init_std, table.data(), kBlock);
       float bias[kBlock] = {}, h[kBlock] = {};
       double total[kBlock] = {};
       if (input.bias) fill_normal(biases, 0, 1, u0, u1, input.init_std, bias, kBlock);
-      for (std::int64_t p = 0; p < x.rows; ++p) {
-        const std::int64_t from = x.indptr[p];
-        for (std::int64_t j = y.indptr[p]; j < y.indptr[p + 1]; ++j) {  // they arrive while h is computed
-          const std::int64_t label = y.indices[j];
-          if (label >= begin && label < end) __builtin_prefetch(weights_.data() + (label - begin) * hidden + u0, 1);
+      for (std::int64_t first = begin; first < end; first += some) {
+        const std::int64_t last = std::min(first + some, end);
+        float* sums = config_.half ? part.data() : weights_.floats().data() + u0;
+        const auto row_of = [&](std::int64_t label) { return sums + (label - first) * ld; };
+        for (std::int64_t label = first; label < last; ++label)
+          if (count(label) > 0) std::fill_n(row_of(label), width, 0.0f);
+        for (std::int64_t p = 0; p < x.rows; ++p) {
+          const std::int64_t from = x.indptr[p];
+          bool wanted = first == begin;  // the first time all points, for their total
+          for (std::int64_t j = y.indptr[p]; j < y.indptr[p + 1]; ++j) {  // they arrive while h is computed
+            if (y.indices[j] < first || y.indices[j] >= last) continue;
+            __builtin_prefetch(row_of(y.indices[j]), 1);
+            wanted = true;
+          }
+          if (!wanted) continue;
+          kernels().weighted_sum(table.data(), kBlock, x.indices + from, x.values + from, x.indptr[p + 1] - from, bias,
+                                 h, kBlock);
+          for (std::int64_t i = 0; i < width; ++i) {
+            h[i] = h[i] > 0.0f ? h[i] : input.slope * h[i];
+            if (first == begin) total[i] += static_cast<double>(h[i]);
+          }
+          for (std::int64_t j = y.indptr[p]; j < y.indptr[p + 1]; ++j) {
+            if (y.indices[j] < first || y.indices[j] >= last) continue;
+            float* row = row_of(y.indices[j]);
+            for (std::int64_t i = 0; i < width; ++i) row[i] += h[i];
+          }
         }
-        kernels().weighted_sum(table.data(), kBlock, x.indices + from, x.values + from, x.indptr[p + 1] - from, bias,
-                               h, kBlock);
-        for (std::int64_t i = 0; i < width; ++i) {
-          h[i] = h[i] > 0.0f ? h[i] : input.slope * h[i];
-          total[i] += static_cast<double>(h[i]);
+        for (std::int64_t label = first; label < last; ++label) {
+          const auto n = static_cast<double>(count(label));
+          if (n == 0) continue;
+          float* row = row_of(label);
+          for (std::int64_t i = 0; i < width; ++i)
+            row[i] -= static_cast<float>(n * total[i] / static_cast<double>(x.rows));
+          if (config_.half) kernels().round(row, width, weights_.halves().data() + (label - begin) * hidden + u0);
         }
-        for (std::int64_t j = y.indptr[p]; j < y.indptr[p + 1]; ++j) {
-          const std::int64_t label = y.indices[j];
-          if (label < begin || label >= end) continue;
-          float* row = weights_.data() + (label - begin) * hidden + u0;
-          for (std::int64_t i = 0; i < width; ++i) row[i] += h[i];
-        }
-      }
-      for (std::int64_t l = 0; l < end - begin; ++l) {
-        const auto n = static_cast<double>(counts[static_cast<std::size_t>(l)]);
-        if (n == 0) continue;
-        float* row = weights_.data() + l * hidden + u0;
-        for (std::int64_t i = 0; i < width; ++i)
-          row[i] -= static_cast<float>(n * total[i] / static_cast<double>(x.rows));
       }
     }
   });
   pool_.ranges(static_cast<std::size_t>(end - begin), 1, [&](std::size_t b, std::size_t e) {
+    Buffer<float> copy(config_.half ? static_cast<std::size_t>(hidden) : 0);
     for (std::size_t l = b; l < e; ++l) {
-      float* row = weights_.data() + static_cast<std::int64_t>(l) * hidden;
+      if (counts[l] == 0) continue;
+      const auto r = static_cast<std::int64_t>(l);
+      if (config_.half) kernels().expand(weights_.half_row(r), hidden, copy.data());
+      float* row = config_.half ? copy.data() : weights_.floats().data() + r * hidden;
       double squares = 0.0;
       for (std::int64_t i = 0; i < hidden; ++i) squares += static_cast<double>(row[i]) * static_cast<double>(row[i]);
-      if (counts[l] == 0 || squares == 0.0) continue;
+      if (squares == 0.0) continue;
       const auto scale = static_cast<float>(1.0 / std::sqrt(squares));
       for (std::int64_t i = 0; i < hidden; ++i) row[i] *= scale;
+      if (config_.half) weights_.set(r, row);
     }
   });
 }
@@ -142,36 +162,39 @@ double OutputLayer::backward(const Batch& batch, const float* lse, float* dh, bo
 }
 
 void OutputLayer::update(float lr, std::uint64_t step) {
-  const float step_size = state_.optimizer().step_size(lr, step);
-  if (active_.shared) update_shared(step_size);
-  else update_pairs(step_size);
-  if (state_.optimizer().dense()) update_inactive(step_size);
-  state_.finish_step(step_size);
-  bias_state_.finish_step(step_size);
+  const Philox rounding(config_.seed, Purpose::kOutputRounding);
+  const WeightTable::Step now{rounding, step, state_.optimizer().step_size(lr, step), config_.shard.begin, 0};
+  if (active_.shared) update_shared(now);
+  else update_pairs(now);
+  if (state_.optimizer().dense()) update_inactive(now);
+  state_.finish_step(now.size);
+  bias_state_.finish_step(now.size);
 }
 
 void OutputLayer::settle() {
-  state_.settle(pool_, weights_.data());
+  state_.settle(pool_, weights_.floats().data());
   bias_state_.settle(pool_, bias_.data());
 }
 
 void OutputLayer::catch_up_row(std::int32_t row) {
-  state_.catch_up(row, weights_.data() + std::ptrdiff_t{row} * config_.hidden);
+  state_.catch_up(row, weights_.floats().data() + std::ptrdiff_t{row} * config_.hidden);
   if (config_.bias) bias_state_.catch_up(row, bias_.data() + row);
 }
 
-void OutputLayer::update_row(std::int32_t row, const float* g, float bias_gradient, float step_size) {
-  state_.update(row, weights_.data() + std::ptrdiff_t{row} * config_.hidden, g, step_size);
-  if (config_.bias) bias_state_.update(row, bias_.data() + row, g == nullptr ? nullptr : &bias_gradient, step_size);
+void OutputLayer::update_row(std::int32_t row, const float* g, float bias_gradient, const WeightTable::Step& step,
+                             float* scratch) {
+  weights_.update(state_, step, row, 0, config_.hidden, g, scratch);
+  state_.updated(row);
+  if (config_.bias) bias_state_.update(row, bias_.data() + row, g == nullptr ? nullptr : &bias_gradient, step.size);
 }
 
-void OutputLayer::update_inactive(float step_size) {
+void OutputLayer::update_inactive(const WeightTable::Step& step) {
   if (active_.all) return;
   pool_.ranges(static_cast<std::size_t>(config_.shard.size()), 1, [&](std::size_t begin, std::size_t end) {
     auto next = std::lower_bound(active_.rows.begin(), active_.rows.end(), static_cast<std::int32_t>(begin));
     for (std::size_t row = begin; row < end; ++row) {
       if (next != active_.rows.end() && static_cast<std::size_t>(*next) == row) ++next;
-      else update_row(static_cast<std::int32_t>(row), nullptr, 0.0f, step_size);
+      else update_row(static_cast<std::int32_t>(row), nullptr, 0.0f, step, nullptr);
     }
   });
 }

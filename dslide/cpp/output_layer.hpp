@@ -1,6 +1,7 @@
 // Hidden activations -> this shard's labels: sampled softmax, its gradients and updates.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -8,11 +9,12 @@
 #include "active_set.hpp"
 #include "batch.hpp"
 #include "buffer.hpp"
-#include "gemm.hpp"
 #include "input_layer.hpp"
 #include "optimizer.hpp"
+#include "output_products.hpp"
 #include "pool.hpp"
 #include "samplers.hpp"
+#include "weights.hpp"
 
 namespace dslide {
 
@@ -22,6 +24,7 @@ struct OutputConfig {
   bool bias = false;
   float init_std = 0.01f;
   std::uint64_t seed = 0;
+  bool half = false;  // weights in bfloat16; hidden must be even
 };
 
 // Rows are processed neuron-major: each active row is read once forward and once backward, by one thread, in an order
@@ -63,36 +66,45 @@ class OutputLayer {
   std::int64_t active_pairs() const;
   const OutputConfig& config() const { return config_; }
   Pool& pool() const { return pool_; }
-  Buffer<float>& weights() { return weights_; }
-  const Buffer<float>& weights() const { return weights_; }
+  WeightTable& weights() { return weights_; }
+  const WeightTable& weights() const { return weights_; }
   Buffer<float>& bias() { return bias_; }
   RowState& state() { return state_; }
   RowState& bias_state() { return bias_state_; }
 
  private:
-  const float* row_weights(std::int32_t row) const { return weights_.data() + std::ptrdiff_t{row} * config_.hidden; }
-  void prefetch_rows(std::size_t position, std::size_t end) const;  // the next rows of a product, at most to `end`
+  const float* row_weights(std::int32_t row) const { return weights_.row(row); }
+  // The next rows of a product, at most to `end`.
+  __attribute__((always_inline)) void prefetch_rows(std::size_t position, std::size_t end) const {
+    end = std::min(end, position + static_cast<std::size_t>(kernels().mr));
+    for (; position < end; ++position) weights_.prefetch(active_.row(position), 0, config_.hidden);
+  }
   std::size_t tile_rows() const;  // rows that are reduced together; depends on the number of active rows alone
   std::pair<std::size_t, std::size_t> own_range(std::size_t begin, std::size_t end) const;
-  void update_row(std::int32_t row, const float* g, float bias_gradient, float step_size);
-  void update_inactive(float step_size);
+  // `scratch` holds a row, where weights are in bfloat16.
+  void update_row(std::int32_t row, const float* g, float bias_gradient, const WeightTable::Step& step, float* scratch);
+  void update_inactive(const WeightTable::Step& step);
   void catch_up_row(std::int32_t row);
 
   void forward_shared(const float* h, std::size_t points, float* lse);
   void gradient_shared(const float* lse, std::size_t points, double* loss_parts);
   void hidden_gradient_shared(std::size_t points, float* dh);
-  void update_shared(float step_size);
+  void update_shared(const WeightTable::Step& step);
 
   std::size_t part_begin(int part) const;
   void for_parts(const std::function<void(int, std::size_t, std::size_t)>& body);  // body(part, first row, last row + 1)
-  void prefetch_weights(std::size_t position, std::size_t end) const;
+  // The row at a position below `end`.
+  __attribute__((always_inline)) void prefetch_weights(std::size_t position, std::size_t end) const {
+    if (position < end) weights_.prefetch(active_.row(position), 0, config_.hidden);
+  }
   void forward_pairs(const float* h, std::size_t points, float* lse);
   double backward_pairs(const float* lse, std::size_t points, float* dh);  // the summed loss over the global batch
-  void update_pairs(float step_size);
+  void update_pairs(const WeightTable::Step& step);
 
   Pool& pool_;
   OutputConfig config_;
-  Buffer<float> weights_, bias_;
+  WeightTable weights_;
+  Buffer<float> bias_;
   RowState state_, bias_state_;
 
   ActiveSet active_;
@@ -103,7 +115,7 @@ class OutputLayer {
   std::vector<float> own_logits_;  // of active_.own
   Buffer<float> part_max_, part_sum_, scale_, target_, copy_;
   std::vector<std::int64_t> own_pairs_;  // pairs: places of active_.own
-  PackedMatrix packed_h_transposed_, packed_h_, packed_rows_;
+  OutputProducts products_;
   std::vector<Buffer<float>> scratch_;
 };
 

@@ -40,12 +40,6 @@ void OutputLayer::for_parts(const std::function<void(int, std::size_t, std::size
   });
 }
 
-void OutputLayer::prefetch_weights(std::size_t position, std::size_t end) const {
-  if (position >= end) return;
-  const float* row = row_weights(active_.row(position));
-  for (std::int64_t i = 0; i < config_.hidden; i += 16) __builtin_prefetch(row + i, 1);
-}
-
 void OutputLayer::forward_pairs(const float* h, std::size_t points, float* lse) {
   constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
   const Kernels& kern = kernels();
@@ -127,7 +121,7 @@ double OutputLayer::backward_pairs(const float* lse, std::size_t points, float* 
   return loss;
 }
 
-void OutputLayer::update_pairs(float step_size) {
+void OutputLayer::update_pairs(const WeightTable::Step& step) {
   const Kernels& kern = kernels();
   pool_.run([&](int thread) {
     float* g = scratch_[static_cast<std::size_t>(thread)].at_least(static_cast<std::size_t>(config_.hidden));
@@ -141,7 +135,7 @@ void OutputLayer::update_pairs(float step_size) {
                           nullptr, g, config_.hidden);
         float bias_gradient = 0.0f;
         for (std::int64_t i = from; i < to; ++i) bias_gradient += logits_[static_cast<std::size_t>(i)];
-        update_row(active_.row(r), g, bias_gradient, step_size);
+        update_row(active_.row(r), g, bias_gradient, step, nullptr);
       }
     }
   });

@@ -78,10 +78,17 @@ void OutputLayer::topk(const float* h, std::size_t points, int k, std::int32_t* 
   std::vector<float> part_max(lse == nullptr ? 0 : parts * points, kMinusInf), part_sum(part_max.size(), 0.0f);
   std::vector<std::vector<Piece>> pieces(static_cast<std::size_t>(pool_.threads()));
 
+  Buffer<std::uint16_t> half_h(config_.half ? points * hidden : 0);
+  if (config_.half)
+    pool_.ranges(points, 1, [&](std::size_t begin, std::size_t end) {
+      kern.round(h + begin * hidden, static_cast<std::ptrdiff_t>((end - begin) * hidden), half_h.data() + begin * hidden);
+    });
+
   pool_.run([&](int thread) {
     const auto [first, last] = Pool::part(blocks * parts, 1, thread, pool_.threads());
     const auto mr = static_cast<std::size_t>(kern.mr);
     PackedMatrix tile;
+    PackedPairs half_tile;
     Buffer<float> logits(mr * kRows);
     for (std::size_t item = first; item < last; ++item) {
       const std::size_t block = item / parts, part = item % parts;
@@ -92,13 +99,25 @@ void OutputLayer::topk(const float* h, std::size_t points, int k, std::int32_t* 
       const std::size_t part_end = std::min(labels, (part + 1) * kTopkPart);
       for (std::size_t r0 = part * kTopkPart; r0 < part_end; r0 += kRows) {
         const std::size_t rows = std::min(kRows, part_end - r0);
-        tile.resize(config_.hidden, static_cast<std::ptrdiff_t>(rows));
-        tile.pack_transposed(0, static_cast<std::ptrdiff_t>(rows), weights_.data() + r0 * hidden, config_.hidden);
+        const auto packed = static_cast<std::ptrdiff_t>(rows), from = static_cast<std::ptrdiff_t>(r0);
+        if (config_.half) {
+          half_tile.resize(config_.hidden, packed);
+          half_tile.pack_transposed(0, packed, weights_.half_row(from), config_.hidden);
+        } else {
+          tile.resize(config_.hidden, packed);
+          tile.pack_transposed(0, packed, weights_.row(from), config_.hidden);
+        }
         for (std::size_t p = p0; p < p1; p += mr) {
           const int m = static_cast<int>(std::min(p1 - p, mr));
-          const float* a[16];
-          for (int i = 0; i < m; ++i) a[i] = h + (p + static_cast<std::size_t>(i)) * hidden;
-          tile.multiply(m, a, 1, 0, config_.hidden, logits.data(), kRows, false);
+          if (config_.half) {
+            const std::uint16_t* a[16];
+            for (int i = 0; i < m; ++i) a[i] = half_h.data() + (p + static_cast<std::size_t>(i)) * hidden;
+            half_tile.multiply(m, a, 1, 0, config_.hidden, logits.data(), kRows, false);
+          } else {
+            const float* a[16];
+            for (int i = 0; i < m; ++i) a[i] = h + (p + static_cast<std::size_t>(i)) * hidden;
+            tile.multiply(m, a, 1, 0, config_.hidden, logits.data(), kRows, false);
+          }
           for (int i = 0; i < m; ++i) {
             float* logit = logits.data() + static_cast<std::size_t>(i) * kRows;
             const std::size_t point = p + static_cast<std::size_t>(i);

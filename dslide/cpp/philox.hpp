@@ -22,6 +22,8 @@ enum class Purpose : std::uint32_t {
   kReservoir,
   kTableOrder,
   kLogUniformExtras,
+  kInputRounding,
+  kOutputRounding,
 };
 
 class Philox {

@@ -47,6 +47,7 @@ LshSampler::LshSampler(OutputLayer& layer, const Config& config)
   if (config.bucket_cap < 1 || config.min_active < 0 || config.top_up < 0)
     throw std::invalid_argument("lsh sampler: the bucket cap must be positive, the bounds not negative");
   if (config.beta < 1 || config.min_hits < 1) throw std::invalid_argument("lsh sampler: beta and min_hits must be positive");
+  if (layer.config().half) throw std::invalid_argument("lsh sampler: hash tables need weights in float32");
   new_functions(config.seed);
   rebuild();
 }
@@ -60,7 +61,7 @@ void LshSampler::rebuild(std::uint64_t draw) {
   const auto count = static_cast<std::size_t>(layer_.config().shard.size());
   const int l = config_.hash.l;
   codes_.resize(count * static_cast<std::size_t>(l));
-  family_->hash(layer_.pool(), layer_.weights().data(), count, codes_.data(), count);
+  family_->hash(layer_.pool(), layer_.weights().floats().data(), count, codes_.data(), count);
   tables_.build(layer_.pool(), codes_.data(), count, l, family_->buckets(), config_.bucket_cap, config_.policy,
                 config_.seed, draw);
 }

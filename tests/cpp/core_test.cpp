@@ -249,6 +249,65 @@ void test_kernels(const Kernels& kern) {
   check(std::abs(moments[1]) < 0.03 && std::abs(moments[2] - 1.0) < 0.04 && std::abs(moments[3]) < 0.1 && std::abs(moments[4] - 3.0) < 0.25,
         isa + " moments of normals");
 
+  // bfloat16: rounding, sums of rows, products by pairs.
+  const std::vector<float> odd{0.0f, -0.0f, 1.0f, 1.00390625f, 1.01171875f, -3.1415927f, 3.4e38f, 1e-40f, std::numeric_limits<float>::infinity(),
+                               -std::numeric_limits<float>::infinity(), std::nanf(""), 65504.0f, 0.1f, 1e-3f, 7.0f, -0.3f, 2.5f};
+  std::vector<std::uint16_t> halves(odd.size()), drawn(odd.size());
+  std::vector<float> back(odd.size());
+  kern.round(odd.data(), static_cast<std::ptrdiff_t>(odd.size()), halves.data());
+  kern.expand(halves.data(), static_cast<std::ptrdiff_t>(odd.size()), back.data());
+  for (std::size_t i = 0; i < odd.size(); ++i)
+    check(reference::to_bfloat16(odd[i]) == halves[i] && (std::isnan(odd[i]) ? std::isnan(back[i]) : std::abs(back[i]) > 3e38f || std::abs(back[i] - odd[i]) <= std::abs(odd[i]) / 256.0f + 1e-40f),
+          isa + " round " + std::to_string(odd[i]));
+  // 1 + 2^-9 lies a quarter of the way from 1 to the next value; what bfloat16 can hold stays.
+  const std::vector<float> quarter(4001, 1.001953125f), held(4001, -1.5f);
+  std::vector<std::uint16_t> up(quarter.size()), again(quarter.size());
+  double ups = 0.0;
+  kern.round_stochastic(quarter.data(), 4001, 77, 5, up.data());
+  for (const std::uint16_t bits : up) {
+    check(bits == 0x3F80 || bits == 0x3F81, isa + " round_stochastic goes to a neighbour");
+    ups += bits == 0x3F81 ? 1.0 / 4001 : 0.0;
+  }
+  check(std::abs(ups - 0.25) < 0.03, isa + " round_stochastic: share of ups " + std::to_string(ups));
+  kern.round_stochastic(quarter.data(), 3000, 77, 5 + 1001, again.data());
+  check(std::equal(again.begin(), again.begin() + 3000, up.begin() + 1001), isa + " round_stochastic depends on the unit alone");
+  kern.round_stochastic(held.data(), 4001, 1, 0, up.data());
+  check(std::all_of(up.begin(), up.end(), [](std::uint16_t b) { return b == 0xBFC0; }), isa + " round_stochastic keeps what fits");
+  kern.round_stochastic(odd.data() + 8, 3, 3, 0, drawn.data());
+  check(drawn[0] == 0x7F80 && drawn[1] == 0xFF80 && (drawn[2] & 0x7FFF) > 0x7F80, isa + " round_stochastic keeps infinities and NaNs");
+  for (const std::ptrdiff_t n : {1, 16, 31, 128}) {
+    const auto width = static_cast<std::size_t>(n);
+    std::vector<std::uint16_t> table(40 * width);
+    for (auto& v : table) v = reference::to_bfloat16(std::normal_distribution<float>()(random));
+    const std::vector<std::int32_t> ids{3, 0, 39, 3, 12, 7, 8, 9, 10, 11};
+    const auto values = draw(random, ids.size()), bias = draw(random, width);
+    std::vector<float> out(width);
+    kern.weighted_sum_half(table.data(), n, ids.data(), values.data(), static_cast<std::ptrdiff_t>(ids.size()), bias.data(), out.data(), n);
+    for (std::size_t i = 0; i < width; ++i) {
+      double want = bias[i];
+      for (std::size_t j = 0; j < ids.size(); ++j) want += double{values[j]} * reference::from_bfloat16(table[static_cast<std::size_t>(ids[j]) * width + i]);
+      near(out[i], want, 1e-5, isa + " weighted_sum_half");
+    }
+  }
+  for (int height = 1; height <= kern.mr; ++height) {
+    const std::ptrdiff_t pairs = 19;
+    std::vector<std::uint16_t> a(static_cast<std::size_t>(height * pairs * 2)), b(static_cast<std::size_t>(pairs * 2 * kern.nr));
+    for (auto& v : a) v = reference::to_bfloat16(std::normal_distribution<float>()(random));
+    for (auto& v : b) v = reference::to_bfloat16(std::normal_distribution<float>()(random));
+    std::vector<float> c(static_cast<std::size_t>(height * kern.nr), 2.0f);
+    std::vector<const std::uint16_t*> rows;
+    for (int i = 0; i < height; ++i) rows.push_back(a.data() + i * pairs * 2);
+    kern.tile_pairs(height, pairs, rows.data(), 1, b.data(), c.data(), kern.nr, true);
+    for (int i = 0; i < height; ++i)
+      for (int j = 0; j < kern.nr; ++j) {
+        double want = 2.0;
+        for (std::ptrdiff_t k = 0; k < 2 * pairs; ++k)
+          want += reference::from_bfloat16(a[static_cast<std::size_t>(i * pairs * 2 + k)]) *
+                  reference::from_bfloat16(b[static_cast<std::size_t>(k / 2 * 2 * kern.nr + 2 * j + k % 2)]);
+        near(c[static_cast<std::size_t>(i * kern.nr + j)], want, 1e-5, isa + " tile_pairs");
+      }
+  }
+
   // The product's tile: all heights, with and without accumulation.
   for (int height = 1; height <= kern.mr; ++height) {
     const std::ptrdiff_t k = 19;
@@ -307,10 +366,12 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
   config.dropout = 0.25f;
   config.bias = kind != Optimizer::Kind::kAdagrad;
   config.seed = 5;
+  config.half = sampler_name.find("bfloat16") != std::string::npos;
   InputLayer input(pool, config);
   OutputConfig out;
   out.shard = {labels, 0, labels};
   out.hidden = kHidden;
+  out.half = config.half;
   out.bias = config.bias;
   OutputLayer output(pool, out);
   Optimizer optimizer;
@@ -322,7 +383,7 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
   std::vector<std::int64_t> counts(static_cast<std::size_t>(labels), 1);
   std::unique_ptr<Sampler> sampler;
   std::unique_ptr<LshSampler> tables;
-  if (sampler_name == "full") {
+  if (sampler_name.rfind("full", 0) == 0) {
     sampler = std::make_unique<FullSampler>(out.shard);
   } else {
     LshSampler::Config lsh;
@@ -343,13 +404,14 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
       lsh.policy = HashTables::Policy::kReservoir;
     }
     if (sampler_name == "shared union") lsh.selection = LshSampler::Selection::kThreshold;
-    if (sampler_name != "in-batch") tables = std::make_unique<LshSampler>(output, lsh);
-    if (sampler_name == "in-batch" || sampler_name == "shared union") {
+    const bool in_batch_alone = sampler_name.rfind("in-batch", 0) == 0;
+    if (!in_batch_alone) tables = std::make_unique<LshSampler>(output, lsh);
+    if (in_batch_alone || sampler_name == "shared union") {
       InBatchSampler::Config in_batch;
       in_batch.num_points = kPoints;
       in_batch.batch_size = 32;
       in_batch.extras = 9;
-      in_batch.log_uniform = sampler_name == "in-batch" ? 0 : 9;
+      in_batch.log_uniform = in_batch_alone ? 0 : 9;
       sampler = std::make_unique<InBatchSampler>(out.shard, in_batch, counts.data(), tables.get());
     }
   }
@@ -370,8 +432,12 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
       tables->rebuild(step);
     }
   }
-  std::vector<float> all(input.weights().data(), input.weights().data() + kFeatures * kHidden);
-  all.insert(all.end(), output.weights().data(), output.weights().data() + labels * kHidden);
+  std::vector<float> all;
+  for (WeightTable* table : {&input.weights(), &output.weights()}) {
+    all.insert(all.end(), table->floats().data(), table->floats().data() + table->floats().size());
+    for (std::size_t i = 0; i < table->halves().size(); ++i)
+      all.push_back(static_cast<float>(reference::from_bfloat16(table->halves()[i])));
+  }
   std::vector<std::int32_t> ids(7 * 5);
   std::vector<float> h(7 * kHidden, 0.3f), scores(7 * 5);
   std::vector<double> normaliser(7);
@@ -382,8 +448,10 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
 }
 
 void test_training() {
-  for (const std::string sampler : {"full", "in-batch", "simhash", "dwta", "wta", "doph", "shared union"}) {
+  for (const std::string sampler : {"full", "in-batch", "simhash", "dwta", "wta", "doph", "shared union",
+                                    "full in bfloat16", "in-batch in bfloat16"}) {
     for (const auto kind : {Optimizer::Kind::kAdagrad, Optimizer::Kind::kAdam, Optimizer::Kind::kAdamCatchUp}) {
+      if (kind != Optimizer::Kind::kAdagrad && sampler.find("bfloat16") != std::string::npos) continue;
       for (const std::int64_t labels : {1, 37, 700}) {
         double loss1 = 0.0, loss3 = 0.0;
         const auto one = train(1, sampler, kind, labels, &loss1);

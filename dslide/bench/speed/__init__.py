@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dslide.bench.speed.converting import converting
 from dslide.bench.speed.exchange import exchange
 from dslide.bench.speed.measure import Row
+from dslide.bench.speed.precision import precision
 from dslide.bench.speed.predicting import evaluation, inference
 from dslide.bench.speed.rates import kernels
 from dslide.bench.speed.tables import hashing, look_up, table_build
@@ -22,6 +23,7 @@ BENCHES: dict[str, Callable[..., list[Row]]] = {
     "table-build": table_build,
     "look-up": look_up,
     "train-step": train_step,
+    "precision": precision,
     "evaluation": evaluation,
     "inference": inference,
     "exchange": exchange,

@@ -16,6 +16,7 @@ from dslide.bench.speed.measure import Row, measure
 from dslide.bench.speed.sizes import Size
 
 BENCH = "kernels"
+HALF = ", bfloat16"
 CACHED_BYTES = 128 << 10  # a batch's activations: what a sparse product reads again and again
 GROUP = 64  # rows of a weighted sum
 
@@ -85,7 +86,9 @@ def product_rates(size: Size, threads: int) -> list[Row]:
 
     random = np.random.default_rng(1)
     labels, batch = min(size.labels, 43_200), max(size.batches)
-    layer = _core.OutputLayer(_core.Pool(threads), labels, 0, labels, size.hidden)
+    pool = _core.Pool(threads)
+    layer = _core.OutputLayer(pool, labels, 0, labels, size.hidden)
+    halves = _core.OutputLayer(pool, labels, 0, labels, size.hidden, half=True)
     queries = random.standard_normal((batch, size.hidden)).astype(np.float32)
     ids, scores = np.empty((batch, 5), np.int32), np.empty((batch, 5), np.float32)
     flops = 2 * batch * size.hidden * labels / 1e9
@@ -93,12 +96,13 @@ def product_rates(size: Size, threads: int) -> list[Row]:
     rows = [
         measure(
             BENCH,
-            f"product with top-5, {shape}",
+            f"product with top-5{name}, {shape}",
             "GFLOP/s",
             flops,
-            lambda: layer.topk(queries, 5, ids, scores),
+            partial(core.topk, queries, 5, ids, scores),
             seconds=size.seconds,
         )
+        for core, name in ((layer, ""), (halves, HALF))
     ]
     side = 2048 if size.labels > 10_000 else 256
     square = random.standard_normal((side, side)).astype(np.float32)
@@ -114,12 +118,14 @@ def product_rates(size: Size, threads: int) -> list[Row]:
                     BENCH, f"numpy, OpenBLAS {kernel}, {case}", "GFLOP/s", amount, work, seconds=size.seconds
                 )
             )
+    rows[1] = rows[1].with_(rival=2 * rows[2].value, rival_name="twice numpy's float32")
     return rows
 
 
 @cache
-def measured(size: Size, threads: int, row_bytes: int) -> tuple[Rates, tuple[Row, ...]]:
-    """The rates for rows of `row_bytes`, measured once a process, and the figures that they are from.
+def measured(size: Size, threads: int, row_bytes: int, half: bool = False) -> tuple[Rates, tuple[Row, ...]]:
+    """The rates for rows of `row_bytes`, measured once a process, and the figures that they are from. With
+    `half` products in bfloat16 count, too.
 
     A bound takes the best run of each, not the median: what was reached once is possible.
     """
@@ -131,7 +137,7 @@ def measured(size: Size, threads: int, row_bytes: int) -> tuple[Rates, tuple[Row
         random_read=read,
         stream_update=max(stream_update, update),
         stream_read=max(stream_read, read),
-        product=max(row.high for row in products),
+        product=max(row.high for row in products if half or HALF not in row.case),
         gather=gather,
     )
     return rates, (*rows, *products)

@@ -24,6 +24,7 @@ from dslide.data import Dataset, batches
 from dslide.trainer import Trainer
 
 BENCH = "train-step"
+PRECISIONS = ("float32", "bfloat16")
 _PUBLISHED = {"sampler.lsh.family": "dwta", "sampler.lsh.packing": "published", "sampler.lsh.K": 6}
 
 
@@ -131,7 +132,7 @@ def time_steps(trainer: Trainer, case: str, size: Size, threads: int) -> Row:
     row = measure(BENCH, case, "samples/s", amount, repetition, repeats=5, seconds=size.seconds)
     work = work_of(trainer)
     row_bytes = trainer.shape.hidden * work.weight_bytes
-    rates, _ = measured(size, threads, row_bytes)
+    rates, _ = measured(size, threads, row_bytes, half=work.weight_bytes == 2)
     seconds = trainer.batch_size / row.value
     return row.with_(
         bound=trainer.batch_size / work.seconds(rates),
@@ -154,12 +155,27 @@ def train_step(
 ) -> list[Row]:
     """Every setting at every batch size; with `rivals` TensorFlow beside those that it can do, same shape."""
     rows = []
-    for setting in settings(size):
+    for setting, precision in itertools.product(settings(size), PRECISIONS):
+        if not _possible(setting, precision, sets):
+            continue
+        chosen = merge(sets, {"precision": precision})
         for batch in size.batches:
-            case = f"{setting.name}, batch {batch}"
-            row = time_steps(ready(dataset, setting, batch, threads, size.hidden, sets), case, size, threads)
-            rows.append(_beside(row, setting, batch, size, threads, source) if rivals else row)
+            case = setting.name if precision == PRECISIONS[0] else f"{setting.name}, {precision}"
+            trainer = ready(dataset, setting, batch, threads, size.hidden, chosen)
+            row = time_steps(trainer, f"{case}, batch {batch}", size, threads)
+            beside = rivals and precision == PRECISIONS[0]
+            rows.append(_beside(row, setting, batch, size, threads, source) if beside else row)
     return rows
+
+
+def _possible(setting: Setting, precision: str, sets: dict[str, Any]) -> bool:
+    """Whether a setting is timed in a precision: in all that it can have, or in the one that `sets` names."""
+    if sets.get("precision", precision) != precision:
+        return False
+    overrides = merge(from_dotted(setting.overrides, setting.name), sets)
+    preset = build_config(setting.preset, None, overrides | {"precision": PRECISIONS[0]})
+    hashed = preset.sampler.kind == "lsh" or preset.sampler.lsh_extras > 0
+    return precision == PRECISIONS[0] or (preset.optimizer.kind == "adagrad" and not hashed)
 
 
 def _beside(row: Row, setting: Setting, batch: int, size: Size, threads: int, source: str | None) -> Row:
