@@ -17,7 +17,9 @@ from dslide.bench.machine import cpu
 from dslide.bench.speed import BENCHES
 from dslide.bench.speed.bounds import FORMULA
 from dslide.bench.speed.measure import Row
+from dslide.bench.speed.scaling import AXES, PROJECTION
 from dslide.bench.speed.sizes import AMAZON, QUICK, Size, generated
+from dslide.bench.speed.training import SETTINGS
 from dslide.config import parse_sets
 from dslide.data import Dataset, load
 from dslide.errors import UserError
@@ -47,6 +49,12 @@ def bench(
         list[int] | None, typer.Option("--batch", help="batch size, may be repeated", min=1)
     ] = None,
     hidden: Annotated[int | None, typer.Option("--hidden", help="hidden units", min=16)] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only", help=f"a part of scaling ({', '.join(AXES)}) or train-step ({', '.join(SETTINGS)})"
+        ),
+    ] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="key.sub=value of every training setting")
     ] = None,
@@ -69,6 +77,9 @@ def bench(
         raise UserError(f"no benchmark named '{unknown[0]}'; choose from: {', '.join(BENCHES)}")
     if model is not None and (data is None or "inference" not in (names or BENCHES)):
         raise UserError("--model is for `dslide bench inference --data NAME`: a run, and points to ask it")
+    foreign = sorted(set(only or ()) - {*AXES, *SETTINGS})
+    if foreign:
+        raise UserError(f"--only {foreign[0]}: choose from {', '.join((*AXES, *SETTINGS))}")
     threads = threads or len(os.sched_getaffinity(0))
     size, dataset = _what(quick, data, batch, hidden)
     machine = {
@@ -83,10 +94,22 @@ def bench(
     for name in names or list(BENCHES):
         console.print(f"bench {name} ...")
         rows += BENCHES[name](
-            size, threads, dataset=dataset, source=data, sets=changed, model=model, rivals=rivals
+            size,
+            threads,
+            dataset=dataset,
+            source=data,
+            sets=changed,
+            model=model,
+            only=tuple(only or (*AXES, *SETTINGS)),
+            rivals=rivals,
         )
     if as_json:
-        report = {"machine": machine, "size": dataclasses.asdict(size), "bound": FORMULA}
+        report = {
+            "machine": machine,
+            "size": dataclasses.asdict(size),
+            "bound": FORMULA,
+            "projection": PROJECTION,
+        }
         typer.echo(json.dumps(report | {"rows": [row.as_dict() for row in rows]}))
     else:
         _show(machine, rows)
@@ -113,6 +136,8 @@ def _show(machine: dict[str, Any], rows: list[Row]) -> None:
     console.print(", ".join(f"{key} {value}" for key, value in machine.items()))
     if any(row.bound and row.gbytes for row in rows):
         console.print(FORMULA)
+    if any("projected" in row.case for row in rows):
+        console.print(PROJECTION)
     table = Table()
     for heading in (
         "bench",

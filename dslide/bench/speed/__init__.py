@@ -1,8 +1,9 @@
 """The benchmarks behind `dslide bench`, one idea a file.
 
-Each is a function `(size, threads, *, dataset, source, sets, model, rivals) -> list[Row]`: `dataset` is what
-to measure on and `source` its name (None: generated), `sets` other values of the training settings, `model` a
-trained run's folder (None: no model). Figures are medians over repetitions with the range beside them.
+Each is a function `(size, threads, *, dataset, source, sets, model, only, rivals) -> list[Row]`: `dataset` is
+what to measure on and `source` its name (None: generated), `sets` other values of the training settings,
+`model` a trained run's folder (None: no model), `only` the parts of scaling and train-step that are wanted.
+Figures are medians over repetitions with the range beside them.
 Absolute times move with the machine: compare rows of one run.
 """
 
@@ -14,6 +15,7 @@ from dslide.bench.speed.measure import Row
 from dslide.bench.speed.precision import precision
 from dslide.bench.speed.predicting import evaluation, inference
 from dslide.bench.speed.rates import kernels
+from dslide.bench.speed.scaling import scaling
 from dslide.bench.speed.tables import hashing, look_up, table_build
 from dslide.bench.speed.training import train_step
 
@@ -27,5 +29,6 @@ BENCHES: dict[str, Callable[..., list[Row]]] = {
     "evaluation": evaluation,
     "inference": inference,
     "exchange": exchange,
+    "scaling": scaling,
     "convert": converting,
 }

@@ -25,6 +25,7 @@ from dslide.trainer import Trainer
 
 BENCH = "train-step"
 PRECISIONS = ("float32", "bfloat16")
+SETTINGS = ("in-batch", "uniform", "shared", "full", "slide")
 _PUBLISHED = {"sampler.lsh.family": "dwta", "sampler.lsh.packing": "published", "sampler.lsh.K": 6}
 
 
@@ -39,7 +40,7 @@ class Setting:
 
 
 def settings(size: Size) -> list[Setting]:
-    """The settings that are timed. TensorFlow's side gets as many rows a batch and the same products."""
+    """The settings that SETTINGS names. TensorFlow's side gets as many rows a batch and the same products."""
     uniform, shared = size.uniform_extras, size.shared_negatives
     # The published tables (K = 6, codes of 3 bits packed into 2) are made for hundreds of thousands of rows.
     tables = _PUBLISHED if size.labels > 100_000 else {}
@@ -151,11 +152,16 @@ def train_step(
     sets: dict[str, Any],
     source: str | None,
     rivals: bool,
+    only: tuple[str, ...] = SETTINGS,
     **_: Any,
 ) -> list[Row]:
-    """Every setting at every batch size; with `rivals` TensorFlow beside those that it can do, same shape."""
+    """Every setting at every batch size; with `rivals` TensorFlow beside those that it can do, same shape.
+
+    `only`: which of SETTINGS.
+    """
     rows = []
-    for setting, precision in itertools.product(settings(size), PRECISIONS):
+    asked = [found for name, found in zip(SETTINGS, settings(size), strict=True) if name in only]
+    for setting, precision in itertools.product(asked, PRECISIONS):
         if not _possible(setting, precision, sets):
             continue
         chosen = merge(sets, {"precision": precision})
