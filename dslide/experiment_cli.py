@@ -35,7 +35,7 @@ def spec(
     needed = found.cluster.cores * (found.cluster.nodes if found.cluster.kind == "virtual" else 1)
     if granted is not None and granted != needed:
         raise UserError(
-            f"{run_id} needs {needed} cores and was granted {granted}: give Snakemake --cores all, "
+            f"{run_id} needs {needed} cores and was granted {granted}: give Snakemake --cores {needed}, "
             f"or ask for fewer in {experiment}, key clusters.{RunId.parse(run_id).cluster}"
         )
     if out is None:
