@@ -46,9 +46,9 @@ def records(race: Race) -> list[dict[str, Any]]:
     return found
 
 
-def points(race: Race, axis: str) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
+def points(found: list[dict[str, Any]], axis: str) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
     """(number, marks, row) of an axis: "ranks 4, projected, 1gbit" is (4, ["projected", "1gbit"], row)."""
-    for record in records(race):
+    for record in found:
         for row in record["rows"]:
             first, *marks = str(row["case"]).split(", ")
             if row["bench"] == "scaling" and first.startswith(f"{axis} "):
@@ -57,14 +57,14 @@ def points(race: Race, axis: str) -> Iterator[tuple[int, list[str], dict[str, An
 
 def figure(race: Race) -> Figure:
     """A panel an axis, samples a second on logarithms."""
-    if not records(race):
+    found = records(race)
+    if not found:
         return look.nothing("There is no record of `dslide bench scaling --json`.")
     figure, panels = plt.subplots(2, 2, figsize=(8.4, 6.0), layout="constrained")
     for axis, panel in zip(AXES, panels.flat, strict=True):
-        measured = [
-            (number, row) for number, marks, row in points(race, axis) if marks in ([], [OVERSUBSCRIBED])
-        ]
-        over = {number for number, marks, _ in points(race, axis) if marks == [OVERSUBSCRIBED]}
+        all_points = list(points(found, axis))
+        measured = [(number, row) for number, marks, row in all_points if marks in ([], [OVERSUBSCRIBED])]
+        over = {number for number, marks, _ in all_points if marks == [OVERSUBSCRIBED]}
         _line(panel, [p for p in measured if p[0] not in over], "measured", color=_COLOUR, marker="o")
         _line(
             panel,
@@ -77,7 +77,7 @@ def figure(race: Race) -> Figure:
         )
         if axis == "ranks":
             for link, colour in _LINKS.items():
-                line = [(n, row) for n, marks, row in points(race, axis) if marks == ["projected", link]]
+                line = [(n, row) for n, marks, row in all_points if marks == ["projected", link]]
                 label = "projected, " + (speed(link) if link[0].isdigit() else link)
                 _line(
                     panel,
@@ -104,7 +104,7 @@ def figure(race: Race) -> Figure:
                 fontsize=7.5,
                 color=look.GREY,
             )
-        _axes(panel, axis, sorted({number for number, _, _ in points(race, axis)}))
+        _axes(panel, axis, sorted({number for number, _, _ in all_points}))
     return figure
 
 
@@ -153,9 +153,9 @@ def caption(race: Race) -> str:
 
 
 def table(race: Race) -> Table:
-    data, rows = [], []
+    found, data, rows = records(race), [], []
     for axis in AXES:
-        for number, marks, row in points(race, axis):
+        for number, marks, row in points(found, axis):
             data.append({"axis": axis, "number": number, "kind": ", ".join(marks) or "measured"}
                         | {key: row[key] for key in ("value", "low", "high")})  # fmt: skip
             rows.append(

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +102,29 @@ def gloo_command(job: dict[str, Any], command: list[str]) -> list[str]:
 def launch_command(job: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
     """The command that starts all ranks of a job, and its environment."""
     rank_command = [sys.executable, "-I", "-S", str(Path(rank.__file__)), job["file"]]
-    env = {**os.environ, **job["env"]}
-    if job["sets"]:
-        env["PATH"] = os.pathsep.join([str(cluster.agent().parent), env.get("PATH", "")])
+    env = _with_agent({**os.environ, **job["env"]}, job["sets"])
     if job["launcher"] == "local":
         return rank_command, env
     if job["launcher"] == "gloo":
         return gloo_command(job, rank_command), env
     return mpirun_command(job, rank_command), env
+
+
+def ranks_here(
+    ranks: int, threads: int, command: list[str], reports: str, sets: Sequence[list[int]] = ()
+) -> tuple[list[str], dict[str, str]]:
+    """mpirun's command and environment for ranks of `threads` threads on this machine: on the virtual nodes
+    of the core sets `sets`, without nodes if there are none. `reports`: a folder for mpirun's files."""
+    job = {"ranks": ranks, "sets": sets, "kind": "virtual", "reports": reports}
+    env = {**os.environ, **MPI_ENVIRONMENT, **thread_variables(threads)}
+    return mpirun_command(job, command), _with_agent(env, sets)
+
+
+def _with_agent(env: dict[str, str], sets: Sequence[list[int]]) -> dict[str, str]:
+    """The environment in which launchers find the agent that stands for ssh, where there are nodes."""
+    if not sets:
+        return env
+    return env | {"PATH": os.pathsep.join([str(cluster.agent().parent), env.get("PATH", "")])}
 
 
 MPI_ENVIRONMENT = {

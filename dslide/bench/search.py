@@ -266,12 +266,17 @@ def time_transports(search: Search, trials: list[dict[str, Any]]) -> list[dict[s
 
 
 def run(search: Search, out: Path) -> None:
-    """Runs the trials that `out` lacks; writes it after each."""
+    """Runs the trials that `out` lacks, or ranks another record's, and times the link's transports."""
     if search.reuse is not None:
         source = json.loads((out.parent / f"{search.reuse}.json").read_text())
         trials = [{**trial, "cost": cost(search, trial)} for trial in source["trials"]]
-        write_atomic(out, record(search, trials, time_transports(search, trials)))
-        return
+    else:
+        trials = run_trials(search, out)
+    write_atomic(out, record(search, trials, time_transports(search, trials)))
+
+
+def run_trials(search: Search, out: Path) -> list[dict[str, Any]]:
+    """All trials; those that `out` lacks are run and written to it one by one."""
     done = json.loads(out.read_text())["trials"] if out.exists() else []
     draws = search.draws()
     kept = [trial for trial in done if trial["status"] not in ("error", "interrupted")]
@@ -282,6 +287,7 @@ def run(search: Search, out: Path) -> None:
         print(f"trial {number + 1}/{len(draws)}: {values}", file=sys.stderr, flush=True)
         trials.append(run_trial(search, values))
         write_atomic(out, record(search, trials))
+    return trials
 
 
 def main(

@@ -5,11 +5,6 @@
 
 namespace dslide {
 
-std::ptrdiff_t PackedMatrix::padded() const {
-  const std::ptrdiff_t nr = kernels().nr;
-  return (n_ + nr - 1) / nr * nr;
-}
-
 void PackedMatrix::resize(std::ptrdiff_t k, std::ptrdiff_t n) {
   k_ = k;
   n_ = n;
@@ -30,15 +25,10 @@ void PackedMatrix::multiply(int m, const float* const* a, std::ptrdiff_t a_step,
               accumulate);
 }
 
-std::ptrdiff_t PackedPairs::padded() const {
-  const std::ptrdiff_t nr = kernels().nr;
-  return (n_ + nr - 1) / nr * nr;
-}
-
 void PackedPairs::resize(std::ptrdiff_t k, std::ptrdiff_t n) {
   k_ = k;
   n_ = n;
-  data_.at_least(static_cast<std::size_t>(depth() * padded()));
+  data_.at_least(static_cast<std::size_t>(depth() * whole_panels(n_)));
 }
 
 void PackedPairs::pack_transposed(std::ptrdiff_t begin, std::ptrdiff_t end, const std::uint16_t* x, std::ptrdiff_t ld) {

@@ -8,6 +8,14 @@
 
 namespace dslide {
 
+constexpr int kMaxTile = 16;  // kernels().mr is at most this
+
+// n columns rounded up to whole panels.
+inline std::ptrdiff_t whole_panels(std::ptrdiff_t n) {
+  const std::ptrdiff_t nr = kernels().nr;
+  return (n + nr - 1) / nr * nr;
+}
+
 // The right-hand side [k, n] of a product, stored in panels of kernels().nr columns (zeros behind n).
 class PackedMatrix {
  public:
@@ -34,7 +42,7 @@ class PackedMatrix {
 
   std::ptrdiff_t k() const { return k_; }
   std::ptrdiff_t n() const { return n_; }
-  std::ptrdiff_t padded() const;  // n rounded up to whole panels: the width that a product writes
+  std::ptrdiff_t padded() const { return whole_panels(n_); }  // the width that a product writes
 
   // c[0..m)[0..padded) = (accumulate ? c : 0) + a · (rows [k_begin, k_end) of this), m <= kernels().mr; a[i] points at
   // the value for k_begin.
@@ -69,8 +77,6 @@ class PackedPairs {
 
   // Packs columns [begin, end), begin on a multiple of nr, from the transposed matrix x [n, ld] (k contiguous and even).
   void pack_transposed(std::ptrdiff_t begin, std::ptrdiff_t end, const std::uint16_t* x, std::ptrdiff_t ld);
-
-  std::ptrdiff_t padded() const;
 
   // As PackedMatrix::multiply; k_begin is even, and a[i] points at the pair of k_begin.
   void multiply(int m, const std::uint16_t* const* a, std::ptrdiff_t a_step, std::ptrdiff_t k_begin, std::ptrdiff_t k_end,

@@ -3,11 +3,6 @@
 #include <algorithm>
 
 namespace dslide {
-namespace {
-
-constexpr int kMaxTile = 16;
-
-}  // namespace
 
 void OutputProducts::pack_queries(Pool& pool, const float* h, std::ptrdiff_t points) {
   points_ = points;
@@ -28,7 +23,7 @@ void OutputProducts::pack_queries(Pool& pool, const float* h, std::ptrdiff_t poi
   });
 }
 
-std::ptrdiff_t OutputProducts::padded_points() const { return half_ ? half_queries_.padded() : queries_.padded(); }
+std::ptrdiff_t OutputProducts::padded_points() const { return whole_panels(points_); }
 
 void OutputProducts::logits(const WeightTable& weights, int m, const std::int32_t* rows, float* out,
                             std::ptrdiff_t ld) const {
@@ -76,7 +71,7 @@ void OutputProducts::pack_active(Pool& pool, const WeightTable& weights, const A
   });
 }
 
-std::ptrdiff_t OutputProducts::padded_hidden() const { return (hidden_ + kernels().nr - 1) / kernels().nr * kernels().nr; }
+std::ptrdiff_t OutputProducts::padded_hidden() const { return whole_panels(hidden_); }
 
 void OutputProducts::hidden_gradient(const float* g, std::ptrdiff_t ld, std::size_t k0, std::size_t k1, int m,
                                      std::size_t p, float* out) const {

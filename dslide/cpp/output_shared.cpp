@@ -11,7 +11,6 @@ namespace dslide {
 namespace {
 
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
-constexpr int kMaxTile = 16;
 constexpr std::size_t kMostTileRows = 256;
 
 }  // namespace

@@ -9,13 +9,14 @@ from typing import Any
 
 from dslide.bench import cluster, commands, link
 from dslide.bench.spec import allotted_cores, bits_per_second
-from dslide.bench.speed.measure import Row
+from dslide.bench.speed.measure import Row, absent, last_line
 from dslide.bench.speed.sizes import Size
 from dslide.comm import payload_per_point
 
 RANKS = (2, 4)
 BANDWIDTHS = (None, "100mbit", "1gbit")
 WIRES = ("fp32", "int8")
+FIGURE = ("exchange", "points/s")
 
 
 def exchange(size: Size, threads: int, **_: Any) -> list[Row]:
@@ -24,18 +25,14 @@ def exchange(size: Size, threads: int, **_: Any) -> list[Row]:
     The bound of a throttled link is its rate over the bytes that a node sends a point; a loopback has none.
     """
     if commands.program("mpirun") is None:
-        return [_absent("mpirun is missing: pip install 'dslide[mpi]'")]
+        return [absent(*FIGURE, "mpirun is missing: pip install 'dslide[mpi]'")]
     reason = cluster.unavailable()
-    rows = [] if reason is None else [_absent(f"throttled links: {reason}")]
+    rows = [] if reason is None else [absent(*FIGURE, f"throttled links: {reason}")]
     quick = size.labels < 10_000
     for ranks in RANKS[:1] if quick else RANKS:
         for bandwidth in BANDWIDTHS[:1] if quick or reason is not None else BANDWIDTHS:
             rows += _measure(size, ranks, bandwidth)
     return rows
-
-
-def _absent(why: str) -> Row:
-    return Row("exchange", "not measured", 0.0, 0.0, 0.0, "points/s", 0, note=why)
 
 
 def _measure(size: Size, ranks: int, bandwidth: str | None) -> list[Row]:
@@ -55,8 +52,7 @@ def _measure(size: Size, ranks: int, bandwidth: str | None) -> list[Row]:
     where = f"{ranks} ranks, {bandwidth or 'loopback'}"
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     if result.returncode != 0 or not lines:
-        message = (result.stderr.strip().splitlines() or ["no message"])[-1]
-        return [_absent(f"{where}: {message}")]
+        return [absent(*FIGURE, f"{where}: {last_line(result.stderr)}")]
     over = ", more ranks than cores" if ranks > len(allotted_cores()) else ""
     rows = []
     for found in lines:
@@ -88,12 +84,9 @@ def _launch(request: dict[str, Any]) -> None:
         cluster.make_nodes(sets)
         link.throttle(nodes, bits_per_second(request["bandwidth"]))
     with tempfile.TemporaryDirectory() as reports:
-        job = {"ranks": nodes, "sets": sets, "kind": "virtual", "reports": reports}
         ranks = [sys.executable, "-m", "dslide.bench.speed.exchange_rank", json.dumps(request)]
-        env = {**os.environ, **commands.MPI_ENVIRONMENT, **commands.thread_variables(1)}
-        if sets:
-            env["PATH"] = os.pathsep.join([str(cluster.agent().parent), env.get("PATH", "")])
-        code = subprocess.run(commands.mpirun_command(job, ranks), env=env, check=False).returncode
+        command, env = commands.ranks_here(nodes, 1, ranks, reports, sets)
+        code = subprocess.run(command, env=env, check=False).returncode
     raise SystemExit(code)
 
 

@@ -52,6 +52,16 @@ class Row:
         return {key: value for key, value in fields.items() if value is not None}
 
 
+def absent(bench: str, unit: str, why: str) -> Row:
+    """What stands in the place of a figure that could not be measured."""
+    return Row(bench, "not measured", 0.0, 0.0, 0.0, unit, 0, note=why)
+
+
+def last_line(messages: str) -> str:
+    """Of what a failed command wrote."""
+    return (messages.strip().splitlines() or ["no message"])[-1]
+
+
 def measure(
     bench: str,
     case: str,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dslide.bench import commands
-from dslide.bench.speed.measure import Row
+from dslide.bench.speed.measure import Row, last_line
 from dslide.bench.speed.sizes import Size
 from dslide.config import merge
 from dslide.errors import UserError
@@ -77,12 +77,10 @@ def _train(source: str, ranks: int, threads: int, overrides: dict[str, Any]) -> 
             str(config),
         ]
         command += ["--out", str(Path(folder) / "run"), "--threads", str(threads)]
+        env = {**os.environ, **commands.thread_variables(threads)}
         if ranks > 1:
-            job = {"ranks": ranks, "sets": [], "kind": "virtual", "reports": folder}
-            command = commands.mpirun_command(job, command)
-        env = {**os.environ, **commands.MPI_ENVIRONMENT, **commands.thread_variables(threads)}
+            command, env = commands.ranks_here(ranks, threads, command, folder)
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise UserError(f"bench precision: a run on {source} failed: {last}")
+            raise UserError(f"bench precision: a run on {source} failed: {last_line(done.stderr)}")
         return json.loads(done.stdout)  # type: ignore[no-any-return]

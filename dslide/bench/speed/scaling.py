@@ -15,7 +15,6 @@ messages of one point; a step has three exchanges with P - 1 peers each. Nothing
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from dslide.bench import commands
 from dslide.bench.records import Recorder
 from dslide.bench.spec import allotted_cores, bits_per_second
 from dslide.bench.speed.exchange_rank import one_step
-from dslide.bench.speed.measure import Row
+from dslide.bench.speed.measure import Row, absent, last_line
 from dslide.bench.speed.sizes import Size, generated
 from dslide.comm import Exchange, LocalComm, cuts, payload_per_point
 from dslide.config import TrainConfig, build_config, merge
@@ -129,16 +128,14 @@ def _ranks(
 ) -> list[Row]:
     """Measured ranks, a shard's computation alone, the time of a message, and the projections."""
     if commands.program("mpirun") is None:
-        why = "ranks: mpirun is missing: pip install 'dslide[mpi]'"
-        return [Row(BENCH, "not measured", 0.0, 0.0, 0.0, "samples/s", 0, note=why)]
+        return [absent(BENCH, "samples/s", "ranks: mpirun is missing: pip install 'dslide[mpi]'")]
     request = {"size": dataclasses.asdict(size), "source": source, "sets": sets}
     config = _config(sets, threads=1, batch=BATCH, hidden=size.hidden)
     rows, shards, message = [], {}, None
     for ranks in counts:
         found = _launch(ranks, request)
         if "failed" in found:
-            why = f"ranks {ranks}: {found['failed']}"
-            rows.append(Row(BENCH, "not measured", 0.0, 0.0, 0.0, "samples/s", 0, note=why))
+            rows.append(absent(BENCH, "samples/s", f"ranks {ranks}: {found['failed']}"))
             continue
         over = f", {OVERSUBSCRIBED}" if ranks > len(allotted_cores()) else ""
         rows.append(_row(f"ranks {ranks}{over}", config, found["seconds"]))
@@ -172,14 +169,11 @@ def _launch(ranks: int, request: dict[str, Any]) -> dict[str, Any]:
     """What rank 0 of `_rank` printed, or {"failed": why}."""
     command = [sys.executable, "-m", "dslide.bench.speed.scaling", json.dumps(request)]
     with tempfile.TemporaryDirectory() as reports:
-        job = {"ranks": ranks, "sets": [], "kind": "virtual", "reports": reports}
-        env = {**os.environ, **commands.MPI_ENVIRONMENT, **commands.thread_variables(1)}
-        result = subprocess.run(
-            commands.mpirun_command(job, command), env=env, capture_output=True, text=True, check=False
-        )
+        command, env = commands.ranks_here(ranks, 1, command, reports)
+        result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     line = next((line for line in result.stdout.splitlines() if line.startswith("{")), None)
     if result.returncode != 0 or line is None:
-        return {"failed": (result.stderr.strip().splitlines() or ["no message"])[-1]}
+        return {"failed": last_line(result.stderr)}
     return dict(json.loads(line))
 
 

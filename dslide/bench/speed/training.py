@@ -21,6 +21,7 @@ from dslide.bench.speed.sizes import Size
 from dslide.comm import LocalComm
 from dslide.config import build_config, from_dotted, merge
 from dslide.data import Dataset, batches
+from dslide.errors import UserError
 from dslide.trainer import Trainer
 
 BENCH = "train-step"
@@ -179,9 +180,12 @@ def _possible(setting: Setting, precision: str, sets: dict[str, Any]) -> bool:
     if sets.get("precision", precision) != precision:
         return False
     overrides = merge(from_dotted(setting.overrides, setting.name), sets)
-    preset = build_config(setting.preset, None, overrides | {"precision": PRECISIONS[0]})
-    hashed = preset.sampler.kind == "lsh" or preset.sampler.lsh_extras > 0
-    return precision == PRECISIONS[0] or (preset.optimizer.kind == "adagrad" and not hashed)
+    build_config(setting.preset, None, overrides | {"precision": PRECISIONS[0]})  # other mistakes are told
+    try:
+        build_config(setting.preset, None, overrides | {"precision": precision})
+    except UserError:
+        return False
+    return True
 
 
 def _beside(row: Row, setting: Setting, batch: int, size: Size, threads: int, source: str | None) -> Row:
