@@ -27,7 +27,7 @@ def runs(race: Race) -> list[Run]:
     large = [run for run in own if int(run.meta.get("parameters") or 0) >= LEAST]
     kept = [
         run
-        for run in reference.runs(content_root(), "sweep")
+        for run in reference.runs(content_root(), "sweep", experiments=True)
         if int(run.meta.get("parameters") or 0) >= LEAST
     ]
     return large or kept

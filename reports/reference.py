@@ -15,7 +15,7 @@ def table(race: Race) -> Table:
     data, rows = [], []
     for run in reference.runs(content_root(), "runs", "composed"):
         frame, composed = evaluations(run), run.meta.get("kind") == "composed"
-        if frame.empty:
+        if frame.empty or run.meta.get("data") != race.spec.data:
             continue
         row = {
             "system": reference.label(run),

@@ -207,8 +207,9 @@ def figure(race: Race) -> Figure:
         fontsize=7.5,
         color=look.GREY,
     )
-    for cluster, pairs in gained.items():
-        _gain(right, race.clusters[cluster], pairs, shades.get(cluster, look.GREY), marks.get(cluster, "o"))
+    for line, (cluster, pairs) in enumerate(gained.items()):
+        colour, mark = shades.get(cluster, look.GREY), marks.get(cluster, "o")
+        _gain(right, pairs, colour, mark, 4 + 10 * line)
     right.set_ylabel("speed over one node's")
     right.set_ylim(0, max([1.2, *(g for pairs in gained.values() for _, g in pairs)]) * 1.12)
     for panel in (left, right):
@@ -221,7 +222,8 @@ def figure(race: Race) -> Figure:
     return figure
 
 
-def _gain(panel: Axes, cluster: Cluster, pairs: list[tuple[float, float]], colour: str, mark: str) -> None:
+def _gain(panel: Axes, pairs: list[tuple[float, float]], colour: str, mark: str, height: float) -> None:
+    """`height`: points between the axis and the crossing's label, so that near labels don't meet."""
     panel.plot([x for x, _ in pairs], [y for _, y in pairs], color=colour, marker=mark)
     cross = crossing(pairs)
     if cross:
@@ -230,7 +232,7 @@ def _gain(panel: Axes, cluster: Cluster, pairs: list[tuple[float, float]], colou
         panel.annotate(
             f"{float(f'{cross:.2g}'):,.0f} rows",
             (cross, 0),
-            xytext=(3, 4),
+            xytext=(3, height),
             textcoords="offset points",
             fontsize=7.5,
             color=colour,

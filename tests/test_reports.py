@@ -13,7 +13,8 @@ import reports_records as records
 import yaml
 
 from dslide.errors import UserError
-from dslide.reporting import facts, headline, output, roles, traffic
+from dslide.paths import content_root
+from dslide.reporting import facts, headline, output, reference, roles, traffic
 from dslide.reporting.race import Race
 from dslide.reporting.targets import best_common, number, ratio, reach
 
@@ -443,6 +444,20 @@ def test_composition_reads_what_the_composed_record_holds(tmp_path: Path) -> Non
     assert (found["check_step_error"], found["check_p1_difference"]) == (-0.031, 0.0042)
     held = dict(table.parts)["Held against a real run"]
     assert list(held["step time"])[:1] == ["-3.1%"] and list(held["P@1"])[:1] == ["+0.42 points"]
+
+
+def test_reference_records_are_the_race_s_own_and_of_its_data(small: Race, tmp_path: Path) -> None:
+    """Other experiments keep records beside them, and another data set's times say nothing here."""
+    names = {path.name for path in (content_root() / "results/reference/runs").iterdir()}
+    names |= {path.name for path in (content_root() / "results/reference/composed").iterdir()}
+    used = reference.runs(content_root(), "runs", "composed")
+    assert {run.folder.parent.parent.name for run in used} == names
+    others = reference.runs(content_root(), "runs", experiments=True)
+    assert others and not {run.folder for run in others} & {run.folder for run in used}
+    small.spec = small.spec.model_copy(update={"data": used[0].meta["data"]})
+    assert len(output.load("reference").table(small).data) == len(used)
+    small.spec = small.spec.model_copy(update={"data": "another"})
+    assert output.load("reference").table(small).data.empty
 
 
 def test_every_table_is_written_as_csv_and_html(tmp_path: Path) -> None:

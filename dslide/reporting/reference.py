@@ -1,5 +1,5 @@
-"""The reference records that the project keeps:
-results/reference/<experiment>/<kind>/<system>/<cluster>/seed-<n>/."""
+"""The reference records that the project keeps, <kind>/<system>/<cluster>/seed-<n>/: those of the race in
+results/reference/, those of another experiment in results/reference/<experiment>/."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dslide.bench.records import Run, read_run
 from dslide.reporting.race import Cluster
 
 
-def runs(root: Path, *kinds: str) -> list[Run]:
-    """The reference runs of some kinds ("runs", "composed"), by path."""
-    files = [
-        f for kind in kinds for f in (root / "results" / "reference").glob(f"**/{kind}/*/*/seed-*/meta.json")
-    ]
+def runs(root: Path, *kinds: str, experiments: bool = False) -> list[Run]:
+    """The race's reference runs of some kinds ("runs", "composed"), by path; or the other experiments'."""
+    folder = root / "results" / "reference"
+    place = "*/" if experiments else ""
+    files = [f for kind in kinds for f in folder.glob(f"{place}{kind}/*/*/seed-*/meta.json")]
     return [read_run(file.parent) for file in sorted(files)]
 
 
