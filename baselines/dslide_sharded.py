@@ -65,9 +65,11 @@ def message_sizes(spec: RunSpec) -> list[int]:
     from dslide.network import Shape
 
     config = train_config(spec)
-    cuts = Shape.of(1, config.network.hidden, 1, spec.cluster.nodes).hidden_cuts
-    widest = max(end - begin for begin, end in itertools.pairwise(cuts))
-    return [min(MESSAGE_BYTES, config.batch_size * _core.row_bytes(config.wire, widest))]
+    network = config.network
+    shape = Shape.of(1, network.hidden, 1, spec.cluster.nodes, layers=network.layer_units())
+    layers = [shape.hidden_cuts, *shape.layer_cuts]
+    widest = [max(end - begin for begin, end in itertools.pairwise(cuts)) for cuts in layers]
+    return [min(MESSAGE_BYTES, config.batch_size * _core.row_bytes(config.wire, width)) for width in widest]
 
 
 def run(spec: RunSpec, recorder: Recorder) -> None:

@@ -2,10 +2,10 @@
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dslide.errors import UserError
 
@@ -16,35 +16,8 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
-class NetworkConfig(Strict):
-    """Sparse input -> `hidden` units -> all labels."""
-
-    hidden: int = Field(default=128, ge=1, description="hidden units")
-    input_power: float = Field(
-        default=1.0,
-        gt=0,
-        description="features' values are raised to it and a point's scaled to unit norm; 1: as they are",
-    )
-    activation: Literal["relu", "leaky-relu"] = "leaky-relu"
-    slope: float = Field(default=0.4, ge=0, lt=1, description="leaky-relu's slope below zero")
-    dropout: float = Field(
-        default=0.1, ge=0, lt=1, description="probability that a hidden unit is dropped in training"
-    )
-    input_init_std: float = Field(
-        default=0.05, ge=0, description="standard deviation of the first embedding rows"
-    )
-    output_init: Literal["class-mean", "normal"] = Field(
-        default="class-mean",
-        description="class-mean: the unit-normalised sum over a label's points of (h - mean h)",
-    )
-    output_init_std: float = Field(
-        default=0.01, ge=0, description="standard deviation with output_init: normal"
-    )
-    bias: bool = Field(default=False, description="biases in both layers")
-
-
 class LshConfig(Strict):
-    """Hash tables over the output neurons, queried with a point's hidden activation."""
+    """Hash tables over a layer's neurons, queried with the activations that come into it."""
 
     family: Literal["simhash", "dwta", "wta", "doph"] = Field(
         default="simhash",
@@ -93,6 +66,71 @@ class LshConfig(Strict):
         if self.K > 8 and self.family != "simhash":
             raise ValueError(f"K may be at most 8 with family {self.family} (2^24 buckets a table)")
         return self
+
+
+class HiddenLayerConfig(Strict):
+    """A hidden layer after the first, with the network's activation."""
+
+    units: int = Field(ge=1)
+    sampler: Literal["full", "uniform", "lsh"] = Field(
+        default="full",
+        description="units computed in training: all, with dropout; uniform draws, the same for all points "
+        "of a batch; a point's answer from hash tables. Predictions use all",
+    )
+    draws: int = Field(default=0, ge=0, description="uniform draws a batch, with replacement")
+    lsh: LshConfig = LshConfig()
+
+    @model_validator(mode="after")
+    def _draws(self) -> "HiddenLayerConfig":
+        if self.sampler == "uniform" and self.draws == 0:
+            raise ValueError("sampler uniform needs draws > 0")
+        if self.sampler != "uniform" and self.draws > 0:
+            raise ValueError(f"draws is for sampler uniform, not {self.sampler}")
+        return self
+
+
+def _layer(value: Any) -> Any:
+    """A layer's units alone, as a number, stand for the layer."""
+    return {"units": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+HiddenLayer = Annotated[
+    HiddenLayerConfig, BeforeValidator(_layer, json_schema_input_type=int | HiddenLayerConfig)
+]
+
+
+class NetworkConfig(Strict):
+    """Sparse input -> `hidden` units -> `hidden_layers`, if any -> all labels."""
+
+    hidden: int = Field(default=128, ge=1, description="units of the first hidden layer")
+    hidden_layers: list[HiddenLayer] = Field(
+        default=[], description="further hidden layers in order; a number stands for a layer's units"
+    )
+    input_power: float = Field(
+        default=1.0,
+        gt=0,
+        description="features' values are raised to it and a point's scaled to unit norm; 1: as they are",
+    )
+    activation: Literal["relu", "leaky-relu"] = "leaky-relu"
+    slope: float = Field(default=0.4, ge=0, lt=1, description="leaky-relu's slope below zero")
+    dropout: float = Field(
+        default=0.1, ge=0, lt=1, description="probability that a hidden unit is dropped in training"
+    )
+    input_init_std: float = Field(
+        default=0.05, ge=0, description="standard deviation of the first embedding rows"
+    )
+    output_init: Literal["class-mean", "normal"] = Field(
+        default="class-mean",
+        description="class-mean: the unit-normalised sum over a label's points of (h - mean h)",
+    )
+    output_init_std: float = Field(
+        default=0.01, ge=0, description="standard deviation with output_init: normal"
+    )
+    bias: bool = Field(default=False, description="biases in all layers")
+
+    def layer_units(self) -> list[int]:
+        """Units of the further hidden layers."""
+        return [layer.units for layer in self.hidden_layers]
 
 
 class SamplerConfig(Strict):
@@ -166,7 +204,8 @@ class TrainConfig(Strict):
     )
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="of the weights; bfloat16 is updated in float32 and rounded stochastically",
+        description="of the weights, those between hidden layers aside, which stay float32; bfloat16 is "
+        "updated in float32 and rounded stochastically",
     )
     ensemble: int = Field(
         default=1, ge=1, description="networks, trained apart, whose probabilities are averaged"
@@ -217,11 +256,16 @@ class TrainConfig(Strict):
                     f"precision bfloat16 doesn't go with optimizer.kind {self.optimizer.kind}, whose moments "
                     "are float32: take optimizer.kind adagrad, or precision float32"
                 )
-            if self.network.hidden % 2:
-                raise ValueError(
-                    f"precision bfloat16 needs an even network.hidden, not {self.network.hidden}: "
-                    "its products take units in pairs"
-                )
+            network = self.network
+            ends = {"network.hidden": network.hidden}  # the layers next to rows in bfloat16
+            if network.hidden_layers:
+                ends["units of the last of network.hidden_layers"] = network.layer_units()[-1]
+            for name, units in ends.items():
+                if units % 2:
+                    raise ValueError(
+                        f"precision bfloat16 needs an even {name}, not {units}: "
+                        "its products take units in pairs"
+                    )
         return self
 
     def evaluation_epochs(self) -> list[float]:

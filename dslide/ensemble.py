@@ -66,7 +66,11 @@ class EnsembleTrainer:
         self.batch_size = max(1, min(config.batch_size, self.points))
         self.total_steps = config.ensemble * total_steps(max(1, self.points), self.batch_size, config.epochs)
         self.shape = Shape.of(
-            dataset.num_features, config.network.hidden, dataset.num_labels, self.group.size
+            dataset.num_features,
+            config.network.hidden,
+            dataset.num_labels,
+            self.group.size,
+            layers=config.network.layer_units(),
         )
         members = -(-config.ensemble // config.side_by_side)
         kept = members * self.shape.weight_bytes(self.group.rank, config)
@@ -81,6 +85,7 @@ class EnsembleTrainer:
         self.last_eval: dict[str, Any] = {}
         self.earlier = {"payload_bytes": 0, "other_bytes": 0}  # before a resume: of all ranks, kept by rank 0
         self._sums = dict.fromkeys((*_SUMMED, *_AVERAGED), 0)
+        self._activations: list[dict[str, Any]] = []
         self._trained_here = 0
 
     def run(self, checkpoint: Path | None = None, resume: bool = False) -> str:
@@ -176,6 +181,7 @@ class EnsembleTrainer:
         totals = trainer.totals()
         for name in self._sums:
             self._sums[name] += totals[name]
+        self._activations += [{"member": member, **layer} for layer in totals.get("activations", [])]
         self._trained_here += 1
         group.payload_bytes = group.other_bytes = 0  # they are in the sums
         return status, trainer
@@ -248,6 +254,7 @@ class EnsembleTrainer:
         return {
             **{name: self._sums[name] for name in ("wait_seconds", "compute_seconds")},
             **{name: self._sums[name] / members for name in _AVERAGED},
+            **({"activations": self._activations} if self._activations else {}),
             "payload_bytes": payload,
             "evaluation_bytes": other,
             "threads": self.threads,

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dslide import _core
-from dslide.comm import Exchange, LocalComm, combine_lse
+from dslide.comm import LocalComm, combine_lse
 from dslide.data import Points
+from dslide.depth import HiddenStack
 from dslide.metrics import merge_topk
 from dslide.network import Network
 from dslide.progress import Progress
@@ -96,14 +97,13 @@ class Predictor:
         evaluation."""
         network, n = self._network, len(points)
         batch = self._batch(points)
-        exchange = Exchange(self._comm, network.shape.hidden_cuts, "fp32", min(ROWS, max(1, n)))
+        hidden = HiddenStack(network, self._comm, self._pool, "fp32", min(ROWS, max(1, n)), points=0)
         self._comm.paused = True
         try:
             for begin in range(0, n, ROWS):
                 end = min(n, begin + ROWS)
                 batch.select(np.arange(begin, end, dtype=np.int64), 0)
-                network.input.forward(batch, exchange.own(end - begin), False)
-                yield begin, end, exchange.gather(end - begin)
+                yield begin, end, hidden.predict(batch, end - begin)
         finally:
             self._comm.paused = False
 
@@ -117,7 +117,7 @@ class Predictor:
         found = np.zeros((n, width), np.float32)
         weights = network.weights()["output.weights"]
         bias = network.output.bias if network.config.network.bias else None
-        few = max(1, _GATHERED // max(1, width * network.shape.hidden))
+        few = max(1, _GATHERED // max(1, width * network.shape.width))
         with contextlib.closing(self._hidden(points)) as blocks:
             for begin, end, h in blocks:
                 for low in range(begin, end, few):

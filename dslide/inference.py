@@ -76,6 +76,7 @@ class Model:
             content["labels"],
             comm.size,
             _core.OutputLayer.topk_part,  # so that any number of ranks adds up the same parts
+            source.config.network.layer_units(),
         )
         pool = _core.Pool(threads or local_threads(comm))
         networks = []

@@ -6,10 +6,11 @@ of threads, so the same seed gives the same bytes. Every tensor is cut along one
 labels), and loading reads slices, so a model of P shards loads into Q ranks.
 """
 
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from safetensors.numpy import save_file
 from dslide import _core
 from dslide.comm import LocalComm, cuts
 from dslide.config import TrainConfig
+from dslide.depth import HiddenLayer
 from dslide.errors import UserError
 from dslide.files import atomic_dir, write_atomic
 from dslide.memory import Need
@@ -43,32 +45,65 @@ class Shape:
     labels: int
     hidden_cuts: list[int]
     label_cuts: list[int]
+    layer_cuts: list[list[int]] = field(default_factory=list)  # of the further hidden layers' units
 
     @classmethod
-    def of(cls, features: int, hidden: int, labels: int, ranks: int, label_block: int = 1) -> "Shape":
-        """Near-equal parts of whole blocks; a rank may get no hidden units or no labels."""
+    def of(
+        cls,
+        features: int,
+        hidden: int,
+        labels: int,
+        ranks: int,
+        label_block: int = 1,
+        layers: Sequence[int] = (),
+    ) -> "Shape":
+        """Near-equal parts of whole blocks; a rank may get no hidden units or no labels. `layers`: units of
+        the further hidden layers."""
         return cls(
-            features, hidden, labels, cuts(hidden, ranks, STATE_BLOCK), cuts(labels, ranks, label_block)
+            features,
+            hidden,
+            labels,
+            cuts(hidden, ranks, STATE_BLOCK),
+            cuts(labels, ranks, label_block),
+            [cuts(units, ranks, STATE_BLOCK) for units in layers],
         )
 
+    @property
+    def width(self) -> int:
+        """Units of the last hidden layer: inputs of an output row."""
+        return self.layer_cuts[-1][-1] if self.layer_cuts else self.hidden
+
+    @property
+    def inputs(self) -> list[int]:
+        """Of each further hidden layer's units, and last of the output rows."""
+        return [self.hidden, *(offsets[-1] for offsets in self.layer_cuts)]
+
+    def _layer_weights(self, rank: int) -> int:
+        """Of a rank's further hidden layers."""
+        own = [offsets[rank + 1] - offsets[rank] for offsets in self.layer_cuts]
+        return sum(units * inputs for units, inputs in zip(own, self.inputs, strict=False))
+
     def weight_bytes(self, rank: int, config: TrainConfig) -> int:
-        """What a rank's weights take in the config's precision, biases aside."""
+        """What a rank's weights take, biases aside: in the config's precision, further hidden layers in float32."""
         h = self.hidden_cuts[rank + 1] - self.hidden_cuts[rank]
         own = self.label_cuts[rank + 1] - self.label_cuts[rank]
-        return _WEIGHT_BYTES[config.precision] * (self.features * h + own * self.hidden)
+        wide = self.features * h + own * self.width
+        return _WEIGHT_BYTES[config.precision] * wide + 4 * self._layer_weights(rank)
 
     def parameters(self, config: TrainConfig) -> int:
         """Of the whole network, biases included."""
-        biases = self.hidden + self.labels if config.network.bias else 0
-        return (self.features + self.labels) * self.hidden + biases
+        sizes = [self.features, *self.inputs, self.labels]
+        weights = sum(above * below for below, above in itertools.pairwise(sizes))
+        return weights + (sum(sizes[1:]) if config.network.bias else 0)
 
     def memory(self, rank: int, config: TrainConfig, label_nnz: int) -> Need:
         """About what a rank allocates; `label_nnz` labels a point."""
         h = self.hidden_cuts[rank + 1] - self.hidden_cuts[rank]
         own = self.label_cuts[rank + 1] - self.label_cuts[rank]
-        weights = self.features * h + own * self.hidden
+        weights = self.features * h + self._layer_weights(rank) + own * self.width
+        neurons = own + sum(offsets[rank + 1] - offsets[rank] for offsets in self.layer_cuts)
         state = (
-            self.features * (h // STATE_BLOCK + 1) + own
+            self.features * (h // STATE_BLOCK + 1) + neurons
             if config.optimizer.kind == "adagrad"
             else 2 * weights
         )
@@ -79,11 +114,14 @@ class Shape:
         pairs = (
             active * batch if sampler.kind != "lsh" else min(active, 4 * sampler.lsh.min_active + 64) * batch
         )
-        buffers = 2 * active * self.hidden + 2 * pairs + 8 * batch * self.hidden
+        buffers = 2 * active * self.width + 2 * pairs + 8 * batch * sum(self.inputs)
         # An id and a code a neuron and table.
         tables = sampler.lsh.L * own * 2 if sampler.kind == "lsh" or sampler.lsh_extras else 0
+        for layer, offsets in zip(config.network.hidden_layers, self.layer_cuts, strict=True):
+            if layer.sampler == "lsh":
+                tables += layer.lsh.L * (offsets[rank + 1] - offsets[rank]) * 2
         if config.network.output_init == "class-mean":
-            buffers += own * self.hidden // 4
+            buffers += own * self.width // 4
         return Need(self.weight_bytes(rank, config), 4 * state, 4 * tables, 4 * buffers)
 
 
@@ -100,15 +138,20 @@ class Network:
             pool,
             shape.labels,
             *self.labels,
-            shape.hidden,
+            shape.width,
             bias=net.bias,
             init_std=net.output_init_std if net.output_init == "normal" else 0.0,
             seed=config.seed,
             half=config.precision == "bfloat16",
         )
+        self.hidden_layers = [
+            HiddenLayer(pool, config, layer, number, shape.inputs[number], slice(*offsets[rank : rank + 2]))
+            for number, (layer, offsets) in enumerate(zip(net.hidden_layers, shape.layer_cuts, strict=True))
+        ]
         if training:
             for layer, accumulator in (
                 (self.input, opt.initial_accumulator_input),
+                *((layer.rows, opt.initial_accumulator_output) for layer in self.hidden_layers),
                 (self.output, opt.initial_accumulator_output),
             ):
                 layer.set_optimizer(
@@ -122,13 +165,16 @@ class Network:
                 )
 
     def initialise(self, x: Any, y: Any) -> None:
-        """The output rows' data-dependent start, from the training points' core CSR views."""
+        """The output rows' data-dependent start, from the training points' core CSR views. Where there are
+        several hidden layers, dslide.depth.class_means does it."""
         if self.config.network.output_init == "class-mean":
             self.output.class_mean_init(x, y, self._input_units(0, self.shape.hidden))
 
     def settle(self) -> None:
         """Makes the steps that rows wait for (adam-catch-up); a training step alone may read rows without."""
         self.input.settle()
+        for layer in self.hidden_layers:
+            layer.rows.settle()
         self.output.settle()
 
     def _input_units(self, begin: int, end: int) -> Any:
@@ -149,33 +195,47 @@ class Network:
         )
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Views of this rank's parameters: biases in float32, weights in the config's precision."""
-        tensors = {"input.weights": self.input.weights, "output.weights": self.output.weights}
+        """Views of this rank's parameters: weights of the input and output layers in the config's precision,
+        everything else in float32."""
+        tensors = {f"{name}.weights": layer.weights for name, layer in self._named()}
         if self.config.precision == "bfloat16":
-            tensors = {name: bits.view(ml_dtypes.bfloat16) for name, bits in tensors.items()}
+            for name in ("input.weights", "output.weights"):
+                tensors[name] = tensors[name].view(ml_dtypes.bfloat16)
         if self.config.network.bias:
-            tensors |= {"input.bias": self.input.bias, "output.bias": self.output.bias}
+            tensors |= {f"{name}.bias": layer.bias for name, layer in self._named()}
         return tensors
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Views of this rank's optimiser state."""
         tensors: dict[str, NDArray[Any]] = {}
-        for side, layer in (("input", self.input), ("output", self.output)):
+        for side, layer in self._named():
             tensors |= {f"{side}.weights.{name}": array for name, array in layer.state().items()}
             if self.config.network.bias:
                 tensors |= {f"{side}.bias.{name}": array for name, array in layer.bias_state().items()}
         return tensors
 
+    def _named(self) -> list[tuple[str, Any]]:
+        """The core's layers by their tensors' names."""
+        further = [(f"hidden-{layer.number}", layer.rows) for layer in self.hidden_layers]
+        return [("input", self.input), ("output", self.output), *further]
+
     def own_range(self, name: str) -> tuple[int, int, int]:
         """(axis, begin, end) of this rank's part of a tensor in the whole one."""
-        return _range(name, self.weights() | self.state(), self.hidden, self.labels)
+        layers = [(layer.own.start, layer.own.stop) for layer in self.hidden_layers]
+        return _range(name, self.weights() | self.state(), self.hidden, self.labels, layers)
 
 
 def _range(
-    name: str, tensors: dict[str, NDArray[Any]], hidden: tuple[int, int], labels: tuple[int, int]
+    name: str,
+    tensors: dict[str, NDArray[Any]],
+    hidden: tuple[int, int],
+    labels: tuple[int, int],
+    layers: list[tuple[int, int]],
 ) -> tuple[int, int, int]:
     if name.startswith("output."):
         return 0, *labels
+    if name.startswith("hidden-"):
+        return 0, *layers[int(name.removeprefix("hidden-").split(".")[0])]
     axis = tensors[name].ndim - 1
     if name.endswith("accum"):
         return axis, hidden[0] // STATE_BLOCK, -(-hidden[1] // STATE_BLOCK)
@@ -230,6 +290,7 @@ def manifest(
                 "folder": member_name(member),
                 "hidden_offsets": shape.hidden_cuts,
                 "label_offsets": shape.label_cuts,
+                **({"layer_offsets": shape.layer_cuts} if shape.layer_cuts else {}),
                 "files": files,
             }
             for member in range(members)
@@ -303,6 +364,7 @@ def load_tensors(
     places."""
     member = source.content["members"][number]
     hidden, labels = member["hidden_offsets"], member["label_offsets"]
+    layers = member.get("layer_offsets", [])
     if (
         source.content["features"] != network.shape.features
         or source.content["labels"] != network.shape.labels
@@ -318,6 +380,7 @@ def load_tensors(
                     tensors,
                     (hidden[shard], hidden[shard + 1]),
                     (labels[shard], labels[shard + 1]),
+                    [(offsets[shard], offsets[shard + 1]) for offsets in layers],
                 )
                 low, high = max(begin, first), min(end, last)
                 if low < high:

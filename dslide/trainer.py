@@ -3,10 +3,11 @@
 What a step does, on P ranks that all see the same batch:
 
 1. every rank computes its hidden units of the batch, and all gather all of them (on the wire: int8 rows);
+   so they do for every further hidden layer (dslide.depth);
 2. every rank finds its active output rows, their logits, and each point's local log-sum-exp; all exchange it;
 3. every rank computes the gradient of its rows and its part of the hidden gradient, whose sum over ranks goes
    to the owners of the hidden units; meanwhile the output rows are updated and the next batch is indexed;
-4. every rank updates its input rows.
+4. every rank takes the gradient through further hidden layers and updates them, and then its input rows.
 """
 
 import hashlib
@@ -24,9 +25,10 @@ from numpy.typing import NDArray
 from dslide import _core
 from dslide.bench.protocol import eval_steps, total_steps
 from dslide.bench.records import Recorder
-from dslide.comm import Exchange, LocalComm, local_threads
+from dslide.comm import LocalComm, local_threads
 from dslide.config import TrainConfig
 from dslide.data import Dataset, batches
+from dslide.depth import HiddenStack, class_means
 from dslide.errors import UserError
 from dslide.evaluation import Predictor, core_csr
 from dslide.memory import check_memory, private_bytes
@@ -81,12 +83,20 @@ class Trainer:
             raise UserError(f"{dataset.name}: a feature's value is not a finite number")
         self.threads = config.threads or local_threads(comm)
         agree_on_inputs(config, dataset, comm)
-        self.shape = Shape.of(dataset.num_features, config.network.hidden, dataset.num_labels, comm.size)
+        self.shape = Shape.of(
+            dataset.num_features,
+            config.network.hidden,
+            dataset.num_labels,
+            comm.size,
+            layers=config.network.layer_units(),
+        )
         labels_a_point = math.ceil(len(dataset.train.y_indices) / self.points)
         self.progress.note(check_memory(comm, self.shape.memory(comm.rank, config, labels_a_point)))
         self.pool = _core.Pool(self.threads)
         self.network = Network(config, self.shape, comm.rank, self.pool, training=True)
-        self.exchange = Exchange(comm, self.shape.hidden_cuts, config.wire, self.batch_size)
+        self.hidden = HiddenStack(
+            self.network, comm, self.pool, config.wire, self.batch_size, points=self.points
+        )
         sizes, power = (dataset.num_features, dataset.num_labels), config.network.input_power
         with nullcontext() if power == 1 else recorder.clock:  # a system's own preparation is timed
             self._x, self._y = core_csr(dataset.train, *sizes, power)
@@ -146,6 +156,7 @@ class Trainer:
                 files.write(self, checkpoint)
                 clock.start()
                 self.sampler.refresh(self.samples)
+                self.hidden.refresh(self.samples)
                 clock.stop()
         if status in ("timeout", "diverged") and self.last_eval.get("step") != self.step:
             self._evaluate(status)
@@ -155,9 +166,13 @@ class Trainer:
     def _prepare(self, *, initialise: bool) -> None:
         """What the system needs before step 1 and a rival might not: on the clock."""
         train = self.dataset.train
-        if initialise:
+        if initialise and not self.network.hidden_layers:
             self.network.initialise(self._x, self._y)
+        elif initialise and self.config.network.output_init == "class-mean":
+            labels = train.y_indptr, train.y_indices
+            class_means(self.hidden, self.network, self._batches[0], labels, self.points, self.batch_size)
         before = private_bytes()
+        hashed = self.hidden.make_samplers(self.samples)
         self.sampler = make_sampler(
             self.config.sampler,
             self.network.output,
@@ -168,7 +183,8 @@ class Trainer:
             self.config.seed,
         )
         self.sampler.refresh(self.samples)
-        self.table_bytes = private_bytes() - before if isinstance(self.sampler, TableSampler) else 0
+        hashed = hashed or isinstance(self.sampler, TableSampler)
+        self.table_bytes = private_bytes() - before if hashed else 0
         self._order = self._batch_order(self.step)
         self._next = next(self._order)
         self._batches[self.step % 2].select(self._next, self.step)
@@ -226,24 +242,23 @@ class Trainer:
 
     def _one_step(self) -> bool:
         """One batch; False if the loss is no longer a number (every rank sees the same)."""
-        network, exchange = self.network, self.exchange
+        network, hidden = self.network, self.hidden
         batch, size = self._batches[self.step % 2], len(self._next)
         self.sampler.prepare(self.samples)
-        network.input.forward(batch, exchange.own(size), True)
-        h = exchange.gather(size)
+        h = hidden.forward(batch, self._next, self.step, self.samples)
         own_lse = self._lse[:size]
         network.output.forward(batch, h, self.sampler.core, own_lse)
-        lse = exchange.normalise(own_lse)
+        lse = hidden.normalise(own_lse)
         if not lse.max() < np.inf:  # nan or +inf; -inf is a point without active labels
             return False
-        loss = network.output.backward(batch, lse, exchange.grad(size), self._weighted, size)
-        exchange.scatter(size)
+        loss = network.output.backward(batch, lse, hidden.grad(size), self._weighted, size)
+        hidden.scatter(size)
         rate = self._learning_rate()
         network.output.update(rate, self.step + 1)  # Adam counts from 1
         if self.step + 1 < self.total_steps:
             self._next = next(self._order)
             self._batches[(self.step + 1) % 2].select(self._next, self.step + 1)
-        network.input.backward(batch, exchange.collect(size), rate, self.step + 1)
+        hidden.backward(batch, size, rate, self.step + 1)
         self._loss_sum += loss
         self._loss_points += size
         self._active_rows += network.output.active_rows
@@ -308,6 +323,7 @@ class Trainer:
             "compute_seconds": max(0.0, seconds - self.comm.wait_seconds),
             "active_rows": self._active_rows / steps,
             "active_pairs": self._active_pairs / steps,
+            **({"activations": record} if (record := self.hidden.record()) else {}),
             "table_bytes": self.table_bytes,
             "threads": self.threads,
             "step": self.step,
@@ -366,6 +382,7 @@ def meta_fields(trainer: "Trainer | EnsembleTrainer") -> dict[str, Any]:
         "parameters": config.ensemble * shape.parameters(config),
         "instruction_set": _core.instruction_set(),
         "hidden_offsets": shape.hidden_cuts,
+        **({"layer_offsets": shape.layer_cuts} if shape.layer_cuts else {}),
         "label_offsets": shape.label_cuts,
     }
 

@@ -91,6 +91,8 @@ def bench(
         "data": dataset.name,
     }
     console, rows, changed = Console(stderr=True), list[Row](), parse_sets(sets or [])
+    if changed.get("network", {}).get("hidden_layers"):
+        raise UserError("--set network.hidden_layers: the bounds are those of one hidden layer; leave it out")
     for name in names or list(BENCHES):
         console.print(f"bench {name} ...")
         rows += BENCHES[name](
