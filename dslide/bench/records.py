@@ -296,7 +296,8 @@ class Recorder:
         assert ranks is not None
         totals = {k: sum(r[k] for r in ranks) for k in _SUMMED if all(k in r for r in ranks)}
         totals |= {k: max(r[k] for r in ranks) for k in _LARGEST if all(k in r for r in ranks)}
-        numbers = [{k: v for k, v in r.items() if isinstance(v, int | float | np.generic)} for r in ranks]
+        kept = int | float | np.generic | list
+        numbers = [{k: v for k, v in r.items() if isinstance(v, kept)} for r in ranks]
         resumed = {} if self._resume_step is None else {"resumed_from": self._resume_step}
         return self.event("end", **{**resumed, "status": status, **fields, **totals, "ranks": numbers})
 
