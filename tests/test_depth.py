@@ -477,7 +477,7 @@ def test_the_payload_is_the_formulas(ranks, trained):
     assert result["bytes_sent"] == result["samples"] * steps + 300 * start
     result, told, _ = trained("drawn", ranks)
     records = [rank["activations"] for rank in told]
-    assert all([record["layer"] for record in rank] == [1] for rank in records)
+    assert all([record["layer"] for record in rank] == [2] for rank in records)
     sampled = sum(record["bytes"] for (record,) in records)
     dense = [24, 19]
     steps = sum(payload_per_point(units, ranks, "fp32") for units in dense) - 4 * ranks * (ranks - 1)
