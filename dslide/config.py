@@ -189,6 +189,29 @@ class OptimizerConfig(Strict):
         return self
 
 
+class RanksConfig(Strict):
+    """How ranks share the work: each of `groups` groups of `shards` ranks trains its share of the ensemble's
+    members, one after another. Placement, and no part of the model."""
+
+    shards: int | None = Field(
+        default=None, ge=1, description="ranks that a network is cut over; null: all ranks, divided by groups"
+    )
+    groups: int = Field(default=1, ge=1, description="members trained at a time")
+
+    def check(self, ranks: int, members: int) -> None:
+        """Raises:
+        UserError: so many ranks cannot be grouped so, or there are more groups than members.
+        """
+        if self.groups > members:
+            raise UserError(f"ranks.groups {self.groups}: must be at most ensemble, {members}")
+        shards = self.shards or max(1, ranks // self.groups)
+        if self.groups * shards != ranks:
+            raise UserError(
+                f"ranks.groups {self.groups} of ranks.shards {shards} need {self.groups * shards} ranks, and the "
+                f"job has {ranks}: start it under mpiexec -n {self.groups * shards}, or change them"
+            )
+
+
 class TrainConfig(Strict):
     """Everything that decides a training run besides the data and the machine."""
 
@@ -210,11 +233,7 @@ class TrainConfig(Strict):
     ensemble: int = Field(
         default=1, ge=1, description="networks, trained apart, whose probabilities are averaged"
     )
-    side_by_side: int = Field(
-        default=1,
-        ge=1,
-        description="members trained at a time, each by an equal share of the ranks; 1: one after another",
-    )
+    ranks: RanksConfig = RanksConfig()
     seed: int = Field(default=0, ge=0, lt=2**63)
     threads: int = Field(default=0, ge=0, description="threads a rank; 0: all cores that it may use")
     eval_epochs: list[float] | None = Field(
@@ -276,7 +295,7 @@ class TrainConfig(Strict):
 
     def model_dict(self) -> dict[str, Any]:
         """What defines the trained model: without threads and placement, without when to look or stop."""
-        other = {"threads", "side_by_side", "eval_epochs", "budget_seconds", "target"}
+        other = {"threads", "ranks", "eval_epochs", "budget_seconds", "target"}
         return self.model_dump(mode="json", exclude=other)
 
 

@@ -340,7 +340,9 @@ def class_means(stack: HiddenStack, network: Any, batch: Any, y: Any, points: in
     """
     indptr, indices = y
     first, last = network.labels
-    weights = network.output.weights
+    weights = kept = network.weights()["output.weights"]
+    if kept.dtype != np.float32:  # sums of many points need more than bfloat16's eight bits
+        weights = kept.astype(np.float32)
     counts = np.bincount(indices, minlength=network.shape.labels)[first:last]
     weights[counts > 0] = 0
     total = np.zeros(network.shape.width, np.float64)
@@ -363,4 +365,4 @@ def class_means(stack: HiddenStack, network: Any, batch: Any, y: Any, points: in
         there = counts[part] > 0
         sums = weights[part] - counts[part, None] * mean
         norms = np.sqrt((sums**2).sum(axis=1, keepdims=True))
-        weights[part][there] = np.where(norms > 0, sums / np.where(norms > 0, norms, 1), sums)[there]
+        kept[part][there] = np.where(norms > 0, sums / np.where(norms > 0, norms, 1), sums)[there]

@@ -2,7 +2,7 @@
 
 A member is an ordinary run with its own seed, which decides its first weights and its batches: member 0 is
 the network that the same configuration trains alone. Members are trained one after another by all ranks, or
-`side_by_side` at a time, each by a group of the ranks; that is placement and no part of the model. A round
+`ranks.groups` at a time, each by a group of the ranks; that is placement and no part of the model. A round
 of members takes as long as its slowest, rounds add up. The members so far are evaluated after each round.
 """
 
@@ -20,7 +20,7 @@ from dslide.bench.clock import TrainClock
 from dslide.bench.protocol import total_steps
 from dslide.bench.records import Recorder
 from dslide.comm import LocalComm, local_threads
-from dslide.config import TrainConfig
+from dslide.config import RanksConfig, TrainConfig
 from dslide.data import Dataset
 from dslide.errors import UserError
 from dslide.evaluation import EnsemblePredictor, Predictor
@@ -55,12 +55,7 @@ class EnsembleTrainer:
         self.config, self.dataset, self.comm, self.recorder = config, dataset, comm, recorder
         self.progress = progress or Progress(None)
         agree_on_inputs(config, dataset, comm)
-        if config.side_by_side > config.ensemble or comm.size % config.side_by_side:
-            raise UserError(
-                f"side_by_side {config.side_by_side}: must divide the number of ranks, {comm.size}, and be "
-                f"at most ensemble, {config.ensemble}"
-            )
-        self.group, self._group_number = comm.split(config.side_by_side)
+        self.group, self._group_number = comm.split(config.ranks.groups)
         self.threads = config.threads or local_threads(comm)
         self.points = len(dataset.train)
         self.batch_size = max(1, min(config.batch_size, self.points))
@@ -72,7 +67,7 @@ class EnsembleTrainer:
             self.group.size,
             layers=config.network.layer_units(),
         )
-        members = -(-config.ensemble // config.side_by_side)
+        members = -(-config.ensemble // config.ranks.groups)
         kept = members * self.shape.weight_bytes(self.group.rank, config)
         labels_a_point = -(-len(dataset.train.y_indices) // max(1, self.points))
         need = self.shape.memory(self.group.rank, config, labels_a_point)
@@ -114,7 +109,7 @@ class EnsembleTrainer:
     def _round(self, checkpoint: Path | None, resume: bool) -> str:
         """Trains the next members, one a group; the round's status."""
         config, clock = self.config, self.recorder.clock
-        width = min(config.side_by_side, config.ensemble - self.done)
+        width = min(config.ranks.groups, config.ensemble - self.done)
         left = None
         if config.budget_seconds is not None:
             left = config.budget_seconds - clock.seconds
@@ -153,7 +148,7 @@ class EnsembleTrainer:
             update={
                 "seed": member_seed(config.seed, member),
                 "ensemble": 1,
-                "side_by_side": 1,
+                "ranks": RanksConfig(),
                 "threads": self.threads,
                 "eval_epochs": [],
                 "target": None,
@@ -188,7 +183,7 @@ class EnsembleTrainer:
 
     def _holds(self, member: int) -> bool:
         """Whether this rank's group trains and keeps the member."""
-        return member % self.config.side_by_side == self._group_number
+        return member % self.config.ranks.groups == self._group_number
 
     def add(self, member: int, weights: dict[str, NDArray[Any]] | Manifest) -> None:
         """Takes in the next trained member: this rank's weights, or the files they are in."""
@@ -250,7 +245,7 @@ class EnsembleTrainer:
     def totals(self) -> dict[str, Any]:
         """As Trainer.totals; active rows and pairs are a step's, the mean over members."""
         payload, other = self.sent_bytes()
-        members = max(1, self._trained_here) * self.config.side_by_side
+        members = max(1, self._trained_here) * self.config.ranks.groups
         return {
             **{name: self._sums[name] for name in ("wait_seconds", "compute_seconds")},
             **{name: self._sums[name] / members for name in _AVERAGED},

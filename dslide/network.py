@@ -122,6 +122,8 @@ class Shape:
                 tables += layer.lsh.L * (offsets[rank + 1] - offsets[rank]) * 2
         if config.network.output_init == "class-mean":
             buffers += own * self.width // 4
+            if config.network.hidden_layers and config.precision != "float32":
+                buffers += own * self.width  # the sums of depth.class_means
         return Need(self.weight_bytes(rank, config), 4 * state, 4 * tables, 4 * buffers)
 
 

@@ -421,6 +421,7 @@ def train(
     """
     if config.checkpoint_every and out is None:
         raise UserError("checkpoint_every needs a run folder")
+    config.ranks.check(comm.size, config.ensemble)
     from dslide.ensemble import EnsembleTrainer
 
     trainer: Trainer | EnsembleTrainer

@@ -171,9 +171,17 @@ def test_a_resumed_ensemble_equals_the_uninterrupted_one(after, tmp_path, monkey
     }
 
 
-def test_groups_that_do_not_fit_the_ranks_are_a_mistake():
-    with pytest.raises(UserError, match="side_by_side 2: must divide the number of ranks, 1"):
-        run(settings(side_by_side=2), make_dataset())
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [
+        ({"groups": 2}, r"groups 2 of ranks.shards 1 need 2 ranks, and the job has 1: start it under mpiexec -n 2"),
+        ({"shards": 3}, r"groups 1 of ranks.shards 3 need 3 ranks, and the job has 1"),
+        ({"groups": 9}, r"ranks.groups 9: must be at most ensemble, 3"),
+    ],
+)
+def test_groups_that_do_not_fit_the_ranks_are_a_mistake(ranks, told):
+    with pytest.raises(UserError, match=told):
+        run(settings(ensemble=3, ranks=ranks), make_dataset())
 
 
 MORE = [
@@ -195,7 +203,7 @@ def test_ranks_side_by_side_equal_one_after_another(tmp_path):
     folder = write_prepared(tmp_path / "data", make_dataset())
     results = {}
     for ranks, width in ((1, 1), (2, 2), (2, 1)):
-        sets = ["--set", "ensemble=3", "--set", f"side_by_side={width}", "--set", "wire=fp32", *MORE]
+        sets = ["--set", "ensemble=3", "--set", f"ranks.groups={width}", "--set", "wire=fp32", *MORE]
         out = tmp_path / f"{ranks}-{width}"
         done = mpi(ranks, "-m", "dslide", "train", "--data", folder, "--out", out, *sets)
         assert done.returncode == 0, done.stderr
