@@ -13,6 +13,8 @@ from reference import Reference, in_batch_log_q
 from synthetic import make_dataset, make_points, write_prepared
 from test_comm import Postman, ThreadComm
 
+from safetensors import safe_open
+
 import dslide
 from dslide import _core
 from dslide.bench.records import Recorder
@@ -259,6 +261,37 @@ def test_the_memory_estimate_counts_all_layers(kind):
     assert arrays <= need.weights + need.state <= 1.1 * arrays
 
 
+EVEN = {"two": [35, 8], "drawn": [DRAWN, 18], "hashed": [HASHED, 18]}
+
+
+@pytest.mark.parametrize("layers", EVEN)
+def test_bfloat16_rows_and_float32_layers_between(layers, tmp_path):
+    """Weights of the input and output layers take half, training learns as in float32, and neither threads nor
+    saving change it."""
+    results = {}
+    for precision, threads in (("float32", 1), ("bfloat16", 1), ("bfloat16", 3)):
+        network = {"hidden": 24, "hidden_layers": EVEN[layers], "bias": True}
+        config = settings("two", network=network, precision=precision, threads=threads, epochs=6)
+        out = tmp_path / f"{precision}-{threads}"
+        results[precision] = run(config, make_dataset(), out)
+    assert model_bytes(tmp_path / "bfloat16-1") == model_bytes(tmp_path / "bfloat16-3")
+    member = Manifest.read(tmp_path / "bfloat16-1/model").content["members"][0]
+    with safe_open(tmp_path / "bfloat16-1/model" / member["folder"] / member["files"][0], "np") as file:
+        types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    halves = {name for name, kind in types.items() if kind == "BF16"}
+    assert halves == {"input.weights", "output.weights"}
+    assert set(types.values()) == {"BF16", "F32"}
+    assert abs(results["bfloat16"]["p1"] - results["float32"]["p1"]) <= 6 / 60
+    ids, _, _ = Model.load(tmp_path / "bfloat16-1", LocalComm(), 1).topk(make_dataset().test, 5, "test")
+    test = make_dataset().test
+    assert precision_at(ids, test.y_indptr, test.y_indices)[1] == results["bfloat16"]["p1"]
+
+
+def test_bfloat16_needs_an_even_last_layer():
+    with pytest.raises(UserError, match=r"even units of the last of network.hidden_layers, not 7"):
+        settings("two", precision="bfloat16")
+
+
 @pytest.mark.parametrize(
     ("layers", "told"),
     [
@@ -489,11 +522,13 @@ def test_the_payload_is_the_formulas(ranks, trained):
 
 
 @needs_mpi
-def test_real_ranks_train_and_a_model_loads_into_another_number(tmp_path):
+@pytest.mark.parametrize(("layers", "precision"), [("hashed", "float32"), ("drawn", "bfloat16")])
+def test_real_ranks_train_and_a_model_loads_into_another_number(layers, precision, tmp_path):
     data, out = write_prepared(tmp_path / "set", make_dataset()), tmp_path / "run"
-    layers = f"network.hidden_layers={json.dumps(LAYERS['hashed'])}"
-    done = run_ranks(3, "-m", "dslide", "train", "--data", data, "--out", out, "--json", "--set", layers,
-                     "--set", "network.hidden=24", "--threads", "1", "--epochs", "1")  # fmt: skip
+    done = run_ranks(3, "-m", "dslide", "train", "--data", data, "--out", out, "--json",
+                     "--set", f"network.hidden_layers={json.dumps(EVEN[layers])}",
+                     "--set", "network.hidden=24", "--set", f"precision={precision}",
+                     "--threads", "1", "--epochs", "1")  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["status"] == "done" and result["bytes_sent"] > 0
