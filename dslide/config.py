@@ -205,10 +205,11 @@ class RanksConfig(Strict):
         if self.groups > members:
             raise UserError(f"ranks.groups {self.groups}: must be at most ensemble, {members}")
         shards = self.shards or max(1, ranks // self.groups)
-        if self.groups * shards != ranks:
+        needed = self.groups * shards
+        if needed != ranks:
             raise UserError(
-                f"ranks.groups {self.groups} of ranks.shards {shards} need {self.groups * shards} ranks, and the "
-                f"job has {ranks}: start it under mpiexec -n {self.groups * shards}, or change them"
+                f"ranks.groups {self.groups} of ranks.shards {shards} need {needed} ranks, and the job has "
+                f"{ranks}: start it under mpiexec -n {needed}, or change them"
             )
 
 

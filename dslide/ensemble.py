@@ -22,7 +22,6 @@ from dslide.bench.records import Recorder
 from dslide.comm import LocalComm, local_threads
 from dslide.config import RanksConfig, TrainConfig
 from dslide.data import Dataset
-from dslide.errors import UserError
 from dslide.evaluation import EnsemblePredictor, Predictor
 from dslide.memory import check_memory
 from dslide.network import Manifest, Network, Shape, load_tensors, manifest, save_model

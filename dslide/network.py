@@ -84,7 +84,7 @@ class Shape:
         return sum(units * inputs for units, inputs in zip(own, self.inputs, strict=False))
 
     def weight_bytes(self, rank: int, config: TrainConfig) -> int:
-        """What a rank's weights take, biases aside: in the config's precision, further hidden layers in float32."""
+        """What a rank's weights take, biases aside; further hidden layers are float32 in any precision."""
         h = self.hidden_cuts[rank + 1] - self.hidden_cuts[rank]
         own = self.label_cuts[rank + 1] - self.label_cuts[rank]
         wide = self.features * h + own * self.width

@@ -10,10 +10,9 @@ import pytest
 from mpirun import needs_mpi
 from mpirun import run as run_ranks
 from reference import Reference, in_batch_log_q
+from safetensors import safe_open
 from synthetic import make_dataset, make_points, write_prepared
 from test_comm import Postman, ThreadComm
-
-from safetensors import safe_open
 
 import dslide
 from dslide import _core
@@ -266,8 +265,7 @@ EVEN = {"two": [35, 8], "drawn": [DRAWN, 18], "hashed": [HASHED, 18]}
 
 @pytest.mark.parametrize("layers", EVEN)
 def test_bfloat16_rows_and_float32_layers_between(layers, tmp_path):
-    """Weights of the input and output layers take half, training learns as in float32, and neither threads nor
-    saving change it."""
+    """The wide layers' weights take half, training learns as in float32, and threads and saving change nothing."""
     results = {}
     for precision, threads in (("float32", 1), ("bfloat16", 1), ("bfloat16", 3)):
         network = {"hidden": 24, "hidden_layers": EVEN[layers], "bias": True}

@@ -13,14 +13,15 @@ HiddenLayer::HiddenLayer(OutputLayer& rows, const HiddenConfig& config) : rows_(
     throw std::invalid_argument("hidden layer: dropout must lie in [0, 1)");
   if (rows.config().shard.begin % 8 != 0 && width() > 0)
     throw std::invalid_argument("hidden layer: a shard must begin at a multiple of 8 units");
+  if (rows.config().half) throw std::invalid_argument("hidden layer: its weights are in float32");
 }
 
 void HiddenLayer::pack_weights(PackedMatrix& packed) const {
   packed.resize(inputs(), width());
   rows_.pool().ranges(static_cast<std::size_t>(width()), static_cast<std::size_t>(kernels().nr),
                       [&](std::size_t begin, std::size_t end) {
-    packed.pack_transposed(static_cast<std::ptrdiff_t>(begin), static_cast<std::ptrdiff_t>(end), rows_.weights().data(),
-                           inputs());
+    packed.pack_transposed(static_cast<std::ptrdiff_t>(begin), static_cast<std::ptrdiff_t>(end),
+                           rows_.weights().floats().data(), inputs());
   });
 }
 
@@ -65,7 +66,7 @@ void HiddenLayer::forward(const Batch& batch, const float* in, Sampler* sampler,
     if (!rows_.state().optimizer().catches_up()) return;
     for (std::size_t position = begin; position < end; ++position) {
       const std::int64_t row = active_.row(position);
-      rows_.state().catch_up(row, rows_.weights().data() + row * inputs());
+      rows_.state().catch_up(row, rows_.weights().floats().data() + row * inputs());
       if (rows_.config().bias) rows_.bias_state().catch_up(row, rows_.bias().data() + row);
     }
   });
@@ -135,7 +136,8 @@ void HiddenLayer::forward_sampled(const float* in, float* out) {
       const auto count = static_cast<std::ptrdiff_t>(point_indptr_[p + 1]) - static_cast<std::ptrdiff_t>(from);
       const std::int32_t* unit = point_units_.data() + from;
       float* h = delta_.data() + from;
-      kern.dots(in + p * static_cast<std::size_t>(inputs()), rows_.weights().data(), inputs(), unit, count, h, inputs());
+      kern.dots(in + p * static_cast<std::size_t>(inputs()), rows_.weights().floats().data(), inputs(), unit, count, h,
+                inputs());
       if (bias != nullptr)
         for (std::ptrdiff_t i = 0; i < count; ++i) h[i] += bias[unit[i]];
       kern.activate(h, scales.empty() ? nullptr : scales.data(), config_.slope, derivative_.data() + from, count);
@@ -158,7 +160,7 @@ void HiddenLayer::backward(const float* dout, float* din) {
         const auto from = static_cast<std::size_t>(point_indptr_[p]), to = static_cast<std::size_t>(point_indptr_[p + 1]);
         for (std::size_t i = from; i < to; ++i)
           delta_[i] = dout[p * wide + static_cast<std::size_t>(point_units_[i])] * derivative_[i];
-        kern.weighted_sum(rows_.weights().data(), inputs(), point_units_.data() + from, delta_.data() + from,
+        kern.weighted_sum(rows_.weights().floats().data(), inputs(), point_units_.data() + from, delta_.data() + from,
                           static_cast<std::ptrdiff_t>(to - from), nullptr, din + p * deep, inputs());
       }
     });
@@ -169,7 +171,7 @@ void HiddenLayer::backward(const float* dout, float* din) {
   packed_.resize(width(), inputs());
   rows_.pool().ranges(wide, 16, [&](std::size_t begin, std::size_t end) {
     packed_.pack_rows(static_cast<std::ptrdiff_t>(begin), static_cast<std::ptrdiff_t>(end),
-                      [&](std::ptrdiff_t row) { return rows_.weights().data() + row * inputs(); });
+                      [&](std::ptrdiff_t row) { return rows_.weights().floats().data() + row * inputs(); });
   });
   rows_.pool().ranges(points_, mr, [&](std::size_t begin, std::size_t end) {
     Buffer<float> product(mr * static_cast<std::size_t>(packed_.padded()));
@@ -245,7 +247,7 @@ void HiddenLayer::update_sampled(float step_size) {
 }
 
 void HiddenLayer::update_row(std::int64_t row, const float* gradient, float bias_gradient, float step_size) {
-  rows_.state().update(row, rows_.weights().data() + row * inputs(), gradient, step_size);
+  rows_.state().update(row, rows_.weights().floats().data() + row * inputs(), gradient, step_size);
   if (rows_.config().bias)
     rows_.bias_state().update(row, rows_.bias().data() + row, gradient == nullptr ? nullptr : &bias_gradient, step_size);
 }
