@@ -19,9 +19,7 @@ void Csr::check(std::int64_t nnz, const char* name) const {
 Batch::Batch(Pool& pool, const Csr& x, const Csr& y)
     : pool_(pool), threads_(static_cast<std::uint32_t>(pool.threads())), x_(x), y_(y), features_(threads_) {
   if (x.rows != y.rows) throw std::invalid_argument("x and y have different numbers of rows");
-  slots_a_thread_ = (static_cast<std::size_t>(x.columns) / kRun / threads_ + 2) * kRun;
-  slot_.reset(threads_ * slots_a_thread_);
-  std::fill_n(slot_.data(), slot_.size(), -1);
+  slot_.reset(static_cast<std::size_t>(x.columns));
 }
 
 void Batch::select(const std::int64_t* rows, std::size_t count, std::uint64_t step) {
@@ -32,6 +30,13 @@ void Batch::select(const std::int64_t* rows, std::size_t count, std::uint64_t st
   for (std::size_t i = 0; i < count; ++i) entries += x_.indptr[rows[i] + 1] - x_.indptr[rows[i]];
   if (entries > std::numeric_limits<std::int32_t>::max())
     throw std::invalid_argument("a batch with more than 2^31 - 1 values; take smaller batches");
+  if (first_slot_ > std::numeric_limits<std::int32_t>::max() - entries_ - entries) {
+    std::fill_n(slot_.data(), slot_.size(), 0);
+    first_slot_ = 1;
+  } else {
+    first_slot_ += entries_;
+  }
+  entries_ = static_cast<std::int32_t>(entries);
   rows_.assign(rows, rows + count);
   step_ = step;
   pool_.run([&](int thread) {
@@ -48,21 +53,20 @@ std::pair<const Batch::Own*, const Batch::Own*> Batch::own(std::int64_t begin, s
 
 void Batch::index_features(int thread) {
   constexpr std::int64_t kLine = 16;     // values in a cache line
+  constexpr std::size_t kPoints = 4;     // points whose entries are on their way
   constexpr std::size_t kAhead = 16;     // entries whose slots are on their way
   const auto own = static_cast<std::uint32_t>(thread);
-  std::int32_t* slots = slot_.data() + own * slots_a_thread_;
+  std::int32_t* slots = slot_.data();
   Features& part = features_[own];
-  for (const std::int32_t feature : part.ids) slots[place(feature)] = -1;
 
   // This thread's entries, without branches on what they are.
-  std::size_t most = 0, count = 0;
-  for (const std::int64_t row : rows_) most += static_cast<std::size_t>(x_.indptr[row + 1] - x_.indptr[row]);
-  part.entries_.resize(most + 1);
+  std::size_t count = 0;
+  part.entries_.resize(static_cast<std::size_t>(entries_) + 1);
   Features::Entry* entries = part.entries_.data();
   for (std::size_t p = 0; p < rows_.size(); ++p) {
     const std::int64_t end = x_.indptr[rows_[p] + 1];
-    if (p + 2 < rows_.size()) {
-      const std::int64_t ahead = rows_[p + 2];
+    if (p + kPoints < rows_.size()) {
+      const std::int64_t ahead = rows_[p + kPoints];
       for (std::int64_t i = x_.indptr[ahead]; i < x_.indptr[ahead + 1]; i += kLine) {
         __builtin_prefetch(x_.indices + i);
         __builtin_prefetch(x_.values + i);
@@ -70,7 +74,7 @@ void Batch::index_features(int thread) {
     }
     for (std::int64_t i = x_.indptr[rows_[p]]; i < end; ++i) {
       const std::int32_t feature = x_.indices[i];
-      entries[count] = {feature, static_cast<std::int32_t>(place(feature)), static_cast<std::int32_t>(p), x_.values[i]};
+      entries[count] = {feature, static_cast<std::int32_t>(p), x_.values[i], 0};
       count += thread_of(feature) == own ? 1 : 0;
     }
   }
@@ -78,15 +82,16 @@ void Batch::index_features(int thread) {
   // A slot for each feature, and how many entries it has.
   part.ids.resize(count + 1);
   part.indptr.assign(count + 2, 0);
+  const std::int32_t first = first_slot_;
   std::int32_t found = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) __builtin_prefetch(&slots[entries[i + kAhead].slot], 1);
-    std::int32_t& at = slots[entries[i].slot];
-    const bool fresh = at < 0;
-    const std::int32_t slot = fresh ? found : at;
-    at = slot;
+    if (i + kAhead < count) __builtin_prefetch(&slots[entries[i + kAhead].feature], 1);
+    std::int32_t& at = slots[entries[i].feature];
+    const std::int32_t known = at - first, fresh = known < 0 ? 1 : 0;
+    const std::int32_t slot = (found & -fresh) | (known & (fresh - 1));  // no branch: it would go wrong half the time
+    at = first + slot;
     part.ids[static_cast<std::size_t>(found)] = entries[i].feature;
-    found += fresh ? 1 : 0;
+    found += fresh;
     entries[i].slot = slot;
     ++part.indptr[static_cast<std::size_t>(slot) + 2];
   }
@@ -104,13 +109,17 @@ void Batch::index_features(int thread) {
 }
 
 void Batch::index_labels() {
+  constexpr std::size_t kAhead = 16;  // points whose labels are on their way
   own_.clear();
   std::int32_t top = 0;
-  for (std::size_t p = 0; p < rows_.size(); ++p)
+  for (const std::int64_t row : rows_) __builtin_prefetch(y_.indptr + row);
+  for (std::size_t p = 0; p < rows_.size(); ++p) {
+    if (p + kAhead < rows_.size()) __builtin_prefetch(y_.indices + y_.indptr[rows_[p + kAhead]]);
     for (std::int64_t i = y_.indptr[rows_[p]]; i < y_.indptr[rows_[p] + 1]; ++i) {
       own_.push_back({y_.indices[i], static_cast<std::int32_t>(p)});
       top = std::max(top, y_.indices[i]);
     }
+  }
   constexpr int kBits = 11;  // of a label, a pass: a stable counting sort keeps the order of points
   sorted_.resize(own_.size());
   for (int shift = 0; shift == 0 || (shift < 32 && top >> shift != 0); shift += kBits) {

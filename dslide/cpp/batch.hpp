@@ -1,6 +1,7 @@
 // The points of one batch: their features, the same by feature, and their labels by label.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -41,7 +42,10 @@ class Batch {
   // The features of the batch, dealt out to the pool's threads in runs of kRun, so that each thread builds and uses its
   // own index, never waits for another's, and shares no cache line of what it writes by feature.
   static constexpr std::int32_t kRun = 16;
-  std::uint32_t thread_of(std::int32_t feature) const { return static_cast<std::uint32_t>(feature / kRun) % threads_; }
+  std::uint32_t thread_of(std::int32_t feature) const {
+    const std::uint32_t mixed = static_cast<std::uint32_t>(feature / kRun) * 0x9E3779B9u;  // frequent ones lie together
+    return static_cast<std::uint32_t>(std::uint64_t{mixed} * threads_ >> 32);
+  }
   struct Features {
     // Feature ids[s], in order of first appearance, has the points and values at [indptr[s], indptr[s + 1]).
     std::vector<std::int32_t> ids, indptr, points;
@@ -50,15 +54,16 @@ class Batch {
    private:
     friend class Batch;
     struct Entry {
-      std::int32_t feature, slot, point;
+      std::int32_t feature, point;
       float value;
+      std::int32_t slot;
     };
     std::vector<Entry> entries_;  // a thread's part of the batch, in the order of points
   };
   const Features& features(int thread) const { return features_[static_cast<std::size_t>(thread)]; }
   // The position of `feature` in its thread's Features, or -1 if no point of the batch has it.
   std::int32_t feature_slot(std::int32_t feature) const {
-    return slot_[thread_of(feature) * slots_a_thread_ + place(feature)];
+    return std::max(-1, slot_[static_cast<std::size_t>(feature)] - first_slot_);
   }
 
   // (label, point) pairs, ascending.
@@ -69,11 +74,6 @@ class Batch {
   std::pair<const Own*, const Own*> own(std::int64_t begin, std::int64_t end) const;
 
  private:
-  // Place of a feature in its thread's part of the slots.
-  std::size_t place(std::int32_t feature) const {
-    const auto run = static_cast<std::uint32_t>(feature / kRun) / threads_;
-    return run * std::size_t{kRun} + static_cast<std::uint32_t>(feature % kRun);
-  }
   void index_features(int thread);
   void index_labels();
 
@@ -83,8 +83,10 @@ class Batch {
   std::uint64_t step_ = 0;
   std::vector<std::int64_t> rows_;
   std::vector<Features> features_;  // by thread
-  std::size_t slots_a_thread_ = 0;
-  Buffer<std::int32_t> slot_;       // by thread and place: -1 where the batch does not have the feature
+  // By feature: its position in its thread's Features plus first_slot_; less than first_slot_ where the batch does not have
+  // it. first_slot_ grows from batch to batch, so that nothing has to be cleared.
+  Buffer<std::int32_t> slot_;
+  std::int32_t first_slot_ = 1, entries_ = 0;
   std::vector<Own> sorted_;
   std::vector<std::uint32_t> digits_;
   std::vector<Own> own_;

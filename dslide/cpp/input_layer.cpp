@@ -7,6 +7,12 @@
 #include "kernels.hpp"
 
 namespace dslide {
+namespace {
+
+constexpr std::size_t kAhead = 16;  // rows on their way from memory
+constexpr std::int64_t kFirst = 8;   // of a point, before its sum begins
+
+}  // namespace
 
 InputLayer::InputLayer(Pool& pool, const InputConfig& config)
     : pool_(pool), config_(config), ld_(static_cast<std::ptrdiff_t>(config.hidden_end - config.hidden_begin)) {
@@ -25,22 +31,12 @@ InputLayer::InputLayer(Pool& pool, const InputConfig& config)
     fill_normal(Philox(config.seed, Purpose::kInputBias), 0, 1, config.hidden_begin, config.hidden_end,
                 config.init_std, bias_.data(), ld_);
   scratch_.resize(static_cast<std::size_t>(pool.threads()));
-  for (auto& buffer : scratch_) buffer.reset(2 * static_cast<std::size_t>(ld_) + 16);  // a gradient and a row, or factors in eights
+  for (auto& buffer : scratch_) buffer.reset(2 * static_cast<std::size_t>(ld_) + 16);  // a row and a gradient, or factors in eights
 }
 
 void InputLayer::set_optimizer(const Optimizer& optimizer) {
   state_.reset(optimizer, config_.features, ld_, ld_, config_.state_block);
   bias_state_.reset(optimizer, config_.bias ? 1 : 0, ld_, ld_, config_.state_block);
-}
-
-InputLayer::Share InputLayer::share(int thread) const {
-  constexpr std::ptrdiff_t kLeast = 32;  // units worth the walk through a batch's features
-  int groups = 1;
-  while (pool_.threads() % (2 * groups) == 0 && ld_ / (2 * groups) >= kLeast) groups *= 2;
-  const auto [begin, end] = Pool::part(static_cast<std::size_t>(ld_), static_cast<std::size_t>(config_.state_block),
-                                       thread % groups, groups);
-  return {static_cast<std::ptrdiff_t>(begin), static_cast<std::ptrdiff_t>(end), thread / groups,
-          pool_.threads() / groups};
 }
 
 void InputLayer::settle() {
@@ -63,81 +59,66 @@ void InputLayer::forward(const Batch& batch, float* out, bool train) {
     });
   }
   if (train) derivative_.at_least(batch.size() * static_cast<std::size_t>(ld_));
+  const std::int64_t group = config_.hidden_begin / 8, groups = (config_.hidden_end + 7) / 8 - group;
   pool_.run([&](int thread) {
-    const Share mine = share(thread);
-    const std::int64_t unit = config_.hidden_begin + mine.begin, group = unit / 8;
     float* factors = scratch_[static_cast<std::size_t>(thread)].data();
-    const float* factor = train && threshold > 0 ? factors + (unit - 8 * group) : nullptr;
-    const auto [begin, end] = Pool::part(batch.size(), 1, mine.slice, mine.slices);
+    const float* factor = train && threshold > 0 ? factors + (config_.hidden_begin - 8 * group) : nullptr;
+    const float* bias = config_.bias ? bias_.data() : nullptr;
+    const auto [begin, end] = Pool::part(batch.size(), 1, thread, pool_.threads());
     for (std::size_t p = begin; p < end; ++p) {
-      const std::int64_t row = batch.row(p), from = x.indptr[row];
-      float* h = out + static_cast<std::ptrdiff_t>(p) * ld_ + mine.begin;
-      const float* bias = config_.bias ? bias_.data() + mine.begin : nullptr;
-      if (config_.half)
-        kern.weighted_sum_half(weights_.half_row(0) + mine.begin, ld_, x.indices + from, x.values + from,
-                               x.indptr[row + 1] - from, bias, h, mine.units());
-      else
-        kern.weighted_sum(weights_.row(0) + mine.begin, ld_, x.indices + from, x.values + from, x.indptr[row + 1] - from,
-                          bias, h, mine.units());
+      const std::int64_t row = batch.row(p), from = x.indptr[row], count = x.indptr[row + 1] - from;
+      if (p + 1 < end) {  // the sum asks for rows as it goes, but for the first ones
+        const std::int64_t next = x.indptr[batch.row(p + 1)], last = x.indptr[batch.row(p + 1) + 1];
+        for (std::int64_t i = next; i < std::min(next + kFirst, last); ++i) weights_.prefetch(x.indices[i]);
+      }
+      float* h = out + static_cast<std::ptrdiff_t>(p) * ld_;
+      if (config_.half) kern.weighted_sum_half(weights_.half_row(0), ld_, x.indices + from, x.values + from, count, bias, h, ld_);
+      else kern.weighted_sum(weights_.row(0), ld_, x.indices + from, x.values + from, count, bias, h, ld_);
       if (!train) {
-        for (std::ptrdiff_t i = 0; i < mine.units(); ++i) h[i] = h[i] > 0.0f ? h[i] : config_.slope * h[i];
+        for (std::ptrdiff_t i = 0; i < ld_; ++i) h[i] = h[i] > 0.0f ? h[i] : config_.slope * h[i];
         continue;
       }
       if (factor != nullptr)
         kern.dropout(random.key(), batch.step() << 20 | static_cast<std::uint64_t>(group),
-                     static_cast<std::uint64_t>(row), (unit + mine.units() + 7) / 8 - group, threshold, keep, factors);
-      kern.activate(h, factor, config_.slope, derivative_.data() + static_cast<std::ptrdiff_t>(p) * ld_ + mine.begin,
-                    mine.units());
+                     static_cast<std::uint64_t>(row), groups, threshold, keep, factors);
+      kern.activate(h, factor, config_.slope, derivative_.data() + static_cast<std::ptrdiff_t>(p) * ld_, ld_);
     }
   });
 }
 
 void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t step) {
   if (ld_ == 0) return;
-  constexpr std::size_t kAhead = 8;  // features whose rows are on their way from memory
   const Kernels& kern = kernels();
   const Philox rounding(config_.seed, Purpose::kInputRounding);
   const WeightTable::Step now{rounding, step, state_.optimizer().step_size(lr, step), 0, config_.hidden_begin};
-  pool_.run([&](int thread) {
-    const Share mine = share(thread);
-    const auto [begin, end] = Pool::part(batch.size(), 1, mine.slice, mine.slices);
-    for (std::size_t p = begin; p < end; ++p) {
-      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(p) * ld_ + mine.begin;
-      kern.multiply(dh + at, derivative_.data() + at, mine.units());
-    }
+  pool_.ranges(batch.size(), 1, [&](std::size_t begin, std::size_t end) {
+    const auto at = static_cast<std::ptrdiff_t>(begin) * ld_;
+    kern.multiply(dh + at, derivative_.data() + at, static_cast<std::ptrdiff_t>(end - begin) * ld_);
   });
   pool_.run([&](int thread) {
-    const Share mine = share(thread);
-    float* g = scratch_[static_cast<std::size_t>(thread)].data();
-    float* row = g + ld_;
-    const int groups = pool_.threads() / mine.slices;
-    for (int turn = 0; turn < groups; ++turn) {  // begun at different places: neighbours share lines of the state
-      const int of = mine.slice * groups + (thread + turn) % groups;
-      const Batch::Features& part = batch.features(of);
-      const auto update_slot = [&](std::size_t slot) {
-        const std::int32_t from = part.indptr[slot];
-        kern.weighted_sum(dh + mine.begin, ld_, part.points.data() + from, part.values.data() + from,
-                          part.indptr[slot + 1] - from, nullptr, g, mine.units());
-        weights_.update(state_, now, part.ids[slot], mine.begin, mine.units(), g, row);
-      };
-      if (state_.optimizer().dense()) {
-        for (std::int64_t f = 0; f < config_.features; ++f) {
-          const auto feature = static_cast<std::int32_t>(f);
-          if (batch.thread_of(feature) != static_cast<std::uint32_t>(of)) continue;
-          const std::int32_t slot = batch.feature_slot(feature);
-          if (slot >= 0) update_slot(static_cast<std::size_t>(slot));
-          else weights_.update(state_, now, f, mine.begin, mine.units(), nullptr, row);
-        }
-        continue;
+    float* scratch = scratch_[static_cast<std::size_t>(thread)].data();
+    const Batch::Features& mine = batch.features(thread);
+    const auto update_slot = [&](std::size_t slot) {
+      const std::int32_t from = mine.indptr[slot];
+      const WeightedSum sum{dh, ld_, mine.points.data() + from, mine.values.data() + from, mine.indptr[slot + 1] - from};
+      weights_.update(state_, now, mine.ids[slot], sum, scratch);
+    };
+    if (state_.optimizer().dense()) {
+      for (std::int64_t f = 0; f < config_.features; ++f) {
+        const auto feature = static_cast<std::int32_t>(f);
+        if (batch.thread_of(feature) != static_cast<std::uint32_t>(thread)) continue;
+        const std::int32_t slot = batch.feature_slot(feature);
+        if (slot >= 0) update_slot(static_cast<std::size_t>(slot));
+        else weights_.update(state_, now, f, nullptr, scratch);
       }
-      for (std::size_t slot = 0; slot < part.ids.size(); ++slot) {
-        if (slot + kAhead < part.ids.size()) {
-          weights_.prefetch(part.ids[slot + kAhead], mine.begin, mine.end);
-          state_.prefetch(part.ids[slot + kAhead]);
-        }
-        update_slot(slot);
-        if (mine.begin == 0) state_.updated(part.ids[slot]);
+      return;
+    }
+    for (std::size_t slot = 0; slot < mine.ids.size(); ++slot) {
+      if (slot + kAhead < mine.ids.size()) {
+        state_.prefetch(mine.ids[slot + kAhead]);
+        weights_.prefetch(mine.ids[slot + kAhead]);
       }
+      update_slot(slot);
     }
   });
   if (config_.bias) {

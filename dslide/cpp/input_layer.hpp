@@ -49,15 +49,6 @@ class InputLayer {
   RowState& bias_state() { return bias_state_; }
 
  private:
-  // What a thread does: the hidden units [begin, end) of slice `slice` of `slices` of the points or features. Threads
-  // prefer to share out the units, so that a core's cache holds its own part of every row and nobody else writes to it.
-  struct Share {
-    std::ptrdiff_t begin, end;
-    int slice, slices;
-    std::ptrdiff_t units() const { return end - begin; }
-  };
-  Share share(int thread) const;
-
   Pool& pool_;
   InputConfig config_;
   std::ptrdiff_t ld_;

@@ -76,6 +76,11 @@ struct Kernels {
   void (*softmax_gradient)(float* x, const float* shift, const float* scale, std::ptrdiff_t n);
   // Row-wise Adagrad on blocks: state[b] += mean(g^2); w -= lr * g / (sqrt(state[b]) + eps).
   void (*adagrad)(float* w, float* state, const float* g, std::ptrdiff_t n, std::ptrdiff_t block, float lr, float eps);
+  // The same with g = sum_j values[j] * rows[ids[j] * ld + 0..n), j ascending: weighted_sum and adagrad in one, bit by bit.
+  // `g` [n] is scratch.
+  void (*adagrad_sum)(const float* rows, std::ptrdiff_t ld, const std::int32_t* ids, const float* values,
+                      std::ptrdiff_t count, float* w, float* state, float* g, std::ptrdiff_t n, std::ptrdiff_t block,
+                      float lr, float eps);
   // Adam; g may be null (a zero gradient): w -= lr * m / (sqrt(v) + eps).
   void (*adam)(float* w, float* m, float* v, const float* g, std::ptrdiff_t n, float lr, float beta1, float beta2,
                float eps);

@@ -34,6 +34,15 @@ struct Optimizer {
   }
 };
 
+// sum_j values[j] * rows[ids[j]], j < count: rows of a matrix with row stride `ld`.
+struct WeightedSum {
+  const float* rows;
+  std::ptrdiff_t ld;
+  const std::int32_t* ids;
+  const float* values;
+  std::ptrdiff_t count;
+};
+
 // The optimiser's state of a [rows, width] matrix with row stride `ld`.
 class RowState {
  public:
@@ -71,26 +80,25 @@ class RowState {
 
   // Updates row `row` with weights w; g may be null for a zero gradient. finish_step() ends the step.
   void update(std::int64_t row, float* w, const float* g, float step_size) {
-    if (optimizer_.catches_up()) catch_up(row, w);
-    update_units(row, 0, width_, w, g, step_size);
-    updated(row);
-  }
-
-  // The same in parts, for a row that is up to date: `count` units from `begin`, a border of blocks; w and g point at the
-  // first of them. updated() must follow once.
-  void update_units(std::int64_t row, std::int64_t begin, std::int64_t count, float* w, const float* g,
-                    float step_size) {
     const Kernels& kern = kernels();
     if (optimizer_.moments()) {
-      kern.adam(w, m_.data() + row * ld_ + begin, v_.data() + row * ld_ + begin, g, count, step_size, optimizer_.beta1,
-                optimizer_.beta2, optimizer_.eps);
+      if (optimizer_.catches_up()) catch_up(row, w);
+      kern.adam(w, m_.data() + row * ld_, v_.data() + row * ld_, g, width_, step_size, optimizer_.beta1, optimizer_.beta2,
+                optimizer_.eps);
+      if (optimizer_.catches_up()) own_step_[static_cast<std::size_t>(row)] = missed_.now() + 1;
     } else if (g != nullptr) {
-      kern.adagrad(w, accum_.data() + row * blocks_ + begin / block_, g, count, block_, step_size, optimizer_.eps);
+      kern.adagrad(w, accum_.data() + row * blocks_, g, width_, block_, step_size, optimizer_.eps);
     }
   }
 
-  void updated(std::int64_t row) {
-    if (optimizer_.catches_up()) own_step_[static_cast<std::size_t>(row)] = missed_.now() + 1;
+  // The same with a gradient that is still to be summed up; `g` [width] is scratch.
+  void update(std::int64_t row, float* w, const WeightedSum& sum, float* g, float step_size) {
+    if (optimizer_.moments()) {
+      kernels().weighted_sum(sum.rows, sum.ld, sum.ids, sum.values, sum.count, nullptr, g, width_);
+      return update(row, w, g, step_size);
+    }
+    kernels().adagrad_sum(sum.rows, sum.ld, sum.ids, sum.values, sum.count, w, accum_.data() + row * blocks_, g, width_,
+                          block_, step_size, optimizer_.eps);
   }
 
   // Asks for the state of a row that update() is about to want.

@@ -183,8 +183,7 @@ void OutputLayer::catch_up_row(std::int32_t row) {
 
 void OutputLayer::update_row(std::int32_t row, const float* g, float bias_gradient, const WeightTable::Step& step,
                              float* scratch) {
-  weights_.update(state_, step, row, 0, config_.hidden, g, scratch);
-  state_.updated(row);
+  weights_.update(state_, step, row, g, scratch);
   if (config_.bias) bias_state_.update(row, bias_.data() + row, g == nullptr ? nullptr : &bias_gradient, step.size);
 }
 

@@ -77,7 +77,7 @@ class OutputLayer {
   // The next rows of a product, at most to `end`.
   __attribute__((always_inline)) void prefetch_rows(std::size_t position, std::size_t end) const {
     end = std::min(end, position + static_cast<std::size_t>(kernels().mr));
-    for (; position < end; ++position) weights_.prefetch(active_.row(position), 0, config_.hidden);
+    for (; position < end; ++position) weights_.prefetch(active_.row(position));
   }
   std::size_t tile_rows() const;  // rows that are reduced together; depends on the number of active rows alone
   std::pair<std::size_t, std::size_t> own_range(std::size_t begin, std::size_t end) const;
@@ -95,7 +95,7 @@ class OutputLayer {
   void for_parts(const std::function<void(int, std::size_t, std::size_t)>& body);  // body(part, first row, last row + 1)
   // The row at a position below `end`.
   __attribute__((always_inline)) void prefetch_weights(std::size_t position, std::size_t end) const {
-    if (position < end) weights_.prefetch(active_.row(position), 0, config_.hidden);
+    if (position < end) weights_.prefetch(active_.row(position));
   }
   void forward_pairs(const float* h, std::size_t points, float* lse);
   double backward_pairs(const float* lse, std::size_t points, float* dh);  // the summed loss over the global batch

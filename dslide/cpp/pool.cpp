@@ -1,6 +1,7 @@
 #include "pool.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 
 #if defined(__x86_64__)
@@ -10,8 +11,9 @@
 namespace dslide {
 namespace {
 
-// A step forks a dozen times a millisecond: spinning this often bridges the gaps, then the thread sleeps.
-constexpr int kSpins = 4000;
+// How long a thread spins before it sleeps: longer than what one thread does alone within a training step, as waking a
+// thread takes some 25 us.
+constexpr std::chrono::microseconds kSpin{200};
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -19,6 +21,19 @@ inline void relax() {
 #else
   std::this_thread::yield();
 #endif
+}
+
+// Waits for `done`, at most kSpin; whether it came.
+template <class Done>
+bool spin(Done done) {
+  const auto until = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (done()) return true;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < until);
+  return false;
 }
 
 }  // namespace
@@ -51,10 +66,10 @@ void Pool::call(int thread) {
 void Pool::loop(int thread) {
   std::uint64_t seen = 0;
   for (;;) {
-    for (int spin = 0; spin < kSpins && epoch_.load(std::memory_order_acquire) == seen; ++spin) relax();
-    if (epoch_.load(std::memory_order_acquire) == seen) {
+    const auto called = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
+    if (!spin(called)) {
       std::unique_lock<std::mutex> lock(mutex_);
-      wake_.wait(lock, [&] { return epoch_.load(std::memory_order_acquire) != seen; });
+      wake_.wait(lock, called);
     }
     seen = epoch_.load(std::memory_order_acquire);
     if (stop_.load()) return;
@@ -76,10 +91,9 @@ void Pool::run(const std::function<void(int)>& work) {
     wake_.notify_all();
   }
   call(0);
-  for (int spin = 0; pending_.load(std::memory_order_acquire) != 0; ++spin) {
-    if (spin < kSpins) relax();
-    else std::this_thread::yield();
-  }
+  const auto finished = [&] { return pending_.load(std::memory_order_acquire) == 0; };
+  if (!spin(finished))
+    while (!finished()) std::this_thread::yield();
   work_ = nullptr;
   if (error_) std::rethrow_exception(error_);
 }

@@ -97,22 +97,35 @@ void InBatchSampler::select(const Batch& batch, const float* h, ActiveSet& activ
   unique(drawn_);
 
   const auto [first, last] = batch.own(shard_.begin, shard_.end);
+  const std::size_t most = static_cast<std::size_t>(last - first) + drawn_.size();
+  active.rows.resize(most);
+  active.log_q.resize(config_.log_q ? most : 0);
+  active.own_only.resize(config_.own_only ? most : 0);
+  active.own.resize(static_cast<std::size_t>(last - first));
+  constexpr std::ptrdiff_t kAhead = 32;  // pairs whose corrections are on their way
   auto pair = first;
   auto draw = drawn_.begin();
   auto proposal = proposed_.begin();
-  while (pair != last || draw != drawn_.end()) {  // merges ascending lists
+  auto own = active.own.begin();
+  std::size_t position = 0;
+  for (; pair != last || draw != drawn_.end(); ++position) {  // merges ascending lists
     const std::int32_t from_pair = pair == last ? INT32_MAX : static_cast<std::int32_t>(pair->label - shard_.begin);
     const std::int32_t from_draw = draw == drawn_.end() ? INT32_MAX : *draw;
     const std::int32_t row = std::min(from_pair, from_draw);
     const bool certain = proposal != proposed_.end() && *proposal == row;
-    const auto position = static_cast<std::int32_t>(active.rows.size());
-    active.rows.push_back(row);
-    if (config_.log_q) active.log_q.push_back(certain ? 0.0f : log_q_[static_cast<std::size_t>(row)]);
-    if (config_.own_only) active.own_only.push_back(from_draw != row);
+    active.rows[position] = row;
+    if (config_.log_q) {
+      if (last - pair > kAhead) __builtin_prefetch(&log_q_[static_cast<std::size_t>(pair[kAhead].label - shard_.begin)]);
+      active.log_q[position] = certain ? 0.0f : log_q_[static_cast<std::size_t>(row)];
+    }
+    if (config_.own_only) active.own_only[position] = from_draw != row;
     if (from_draw == row) ++draw;
     if (certain) ++proposal;
-    for (; pair != last && pair->label - shard_.begin == row; ++pair) active.own.push_back({position, pair->point});
+    for (; pair != last && pair->label - shard_.begin == row; ++pair) *own++ = {static_cast<std::int32_t>(position), pair->point};
   }
+  active.rows.resize(position);
+  active.log_q.resize(config_.log_q ? position : 0);
+  active.own_only.resize(config_.own_only ? position : 0);
   active.row_count = active.rows.size();
 }
 

@@ -47,36 +47,42 @@ class WeightTable {
     else std::copy_n(values, width_, floats_.data() + row * width_);
   }
 
-  // Units [begin, end) of a row are about to be used.
-  __attribute__((always_inline)) void prefetch(std::int64_t row, std::int64_t begin, std::int64_t end) const {
-    const auto units = static_cast<std::size_t>(end - begin);
-    if (half_) dslide::prefetch(half_row(row) + begin, 2 * units);
-    else dslide::prefetch(this->row(row) + begin, 4 * units);
+  // A row is about to be used.
+  __attribute__((always_inline)) void prefetch(std::int64_t row) const {
+    const auto units = static_cast<std::size_t>(width_);
+    if (half_) dslide::prefetch(half_row(row), 2 * units);
+    else dslide::prefetch(this->row(row), 4 * units);
   }
 
-  // What the optimiser needs to update `count` units from `begin` of a row by the gradient g (of those units).
+  // What the optimiser needs to update a row.
   struct Step {
     const Philox& random;         // of this table's rounding
     std::uint64_t number;         // from 1
     float size;
     std::int64_t first_row, first_unit;  // global ids of this shard's row 0 and unit 0
   };
-  // `scratch` holds `count` floats, needed in bfloat16.
-  void update(RowState& state, const Step& step, std::int64_t row, std::int64_t begin, std::int64_t count, const float* g,
-              float* scratch) {
-    if (!half_) {
-      state.update_units(row, begin, count, floats_.data() + row * width_ + begin, g, step.size);
-      return;
-    }
-    std::uint16_t* at = halves_.data() + row * width_ + begin;
-    kernels().expand(at, static_cast<std::ptrdiff_t>(count), scratch);
-    state.update_units(row, begin, count, scratch, g, step.size);
-    const auto words = step.random(step.number, static_cast<std::uint64_t>(step.first_row + row));
-    kernels().round_stochastic(scratch, static_cast<std::ptrdiff_t>(count), words[0],
-                               static_cast<std::uint32_t>(step.first_unit + begin), at);
+  // By the gradient g [width]; null: zero. `scratch` [width] is needed in bfloat16.
+  void update(RowState& state, const Step& step, std::int64_t row, const float* g, float* scratch) {
+    change(step, row, scratch, [&](float* w) { state.update(row, w, g, step.size); });
+  }
+  // By a gradient that is still to be summed up; `scratch` [2 width].
+  void update(RowState& state, const Step& step, std::int64_t row, const WeightedSum& sum, float* scratch) {
+    change(step, row, scratch, [&](float* w) { state.update(row, w, sum, scratch + width_, step.size); });
   }
 
  private:
+  // The row as float32, changed where it lies or, in bfloat16, in `scratch`.
+  template <class Body>
+  void change(const Step& step, std::int64_t row, float* scratch, Body body) {
+    if (!half_) return body(floats_.data() + row * width_);
+    std::uint16_t* at = halves_.data() + row * width_;
+    kernels().expand(at, static_cast<std::ptrdiff_t>(width_), scratch);
+    body(scratch);
+    const auto words = step.random(step.number, static_cast<std::uint64_t>(step.first_row + row));
+    kernels().round_stochastic(scratch, static_cast<std::ptrdiff_t>(width_), words[0],
+                               static_cast<std::uint32_t>(step.first_unit), at);
+  }
+
   std::int64_t width_ = 0;
   bool half_ = false;
   Buffer<float> floats_;

@@ -177,6 +177,17 @@ void test_kernels(const Kernels& kern) {
       for (std::size_t i = b * 16; i < end; ++i)
         near(weight[i], w[i] - 0.1 * out[i] / (std::sqrt(0.25 + mean) + 1e-3), 1e-5, at + "adagrad weight");
     }
+    // Together with the sum that makes the gradient: the same bits, for blocks that stay in registers and others.
+    for (const std::ptrdiff_t block : {16, 24})
+      for (const std::ptrdiff_t count : {1, 12}) {
+        auto apart = w, together = w;
+        std::vector<float> sum(size), scratch(size), apart_state(size, 0.25f), together_state(size, 0.25f);
+        kern.weighted_sum(table.data(), n, ids.data(), values.data(), count, nullptr, sum.data(), n);
+        kern.adagrad(apart.data(), apart_state.data(), sum.data(), n, block, 0.1f, 1e-3f);
+        kern.adagrad_sum(table.data(), n, ids.data(), values.data(), count, together.data(), together_state.data(),
+                         scratch.data(), n, block, 0.1f, 1e-3f);
+        check(apart == together && apart_state == together_state, at + "adagrad_sum");
+      }
     weight = w;
     auto m = bias, v = std::vector<float>(size, 0.5f);
     kern.adam(weight.data(), m.data(), v.data(), out.data(), n, 0.01f, 0.9f, 0.999f, 1e-8f);
