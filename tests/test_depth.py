@@ -265,7 +265,7 @@ EVEN = {"two": [35, 8], "drawn": [DRAWN, 18], "hashed": [HASHED, 18]}
 
 @pytest.mark.parametrize("layers", EVEN)
 def test_bfloat16_rows_and_float32_layers_between(layers, tmp_path):
-    """The wide layers' weights take half, training learns as in float32; threads and saving change nothing."""
+    """The wide layers' weights take half, it learns as in float32, and threads and saving change nothing."""
     results = {}
     for precision, threads in (("float32", 1), ("bfloat16", 1), ("bfloat16", 3)):
         network = {"hidden": 24, "hidden_layers": EVEN[layers], "bias": True}

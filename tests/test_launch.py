@@ -192,7 +192,8 @@ def test_without_namespaces_the_ranks_are_unthrottled(
 
 
 def _start(tmp_path: Path, nodes: int) -> tuple["subprocess.Popen[str]", str]:
-    """`dslide race run` of a hanging job, in a process of its own; returns once all ranks hang."""
+    """`dslide race run` of a hanging job, in a process of its own that ignores SIGINT at first, as after a
+    shell's `&`; returns once all ranks hang."""
     mark = f"mark-{tmp_path.name}-{os.getpid()}"
     spec = make(
         tmp_path / "out",
@@ -203,9 +204,11 @@ def _start(tmp_path: Path, nodes: int) -> tuple["subprocess.Popen[str]", str]:
     code = "import sys; from dslide.cli import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", code, "race", "run", str(tmp_path / "spec.json")]
     environment = {**os.environ, "MARK": mark}
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+    signal.signal(signal.SIGINT, before)
     events = tmp_path / ".out.running" / "record" / "events.jsonl"
     deadline = time.monotonic() + 60
     while not (events.exists() and '"eval"' in events.read_text()):

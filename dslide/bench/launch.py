@@ -58,8 +58,9 @@ def machine_lock() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _terminate_is_interrupt() -> Iterator[None]:
-    """SIGTERM (Snakemake, Slurm) as Ctrl-C, so that it too leaves nothing behind."""
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM (Snakemake, Slurm) as Ctrl-C, so that it too leaves nothing behind; and Ctrl-C itself, which no
+    shell's `&` may switch off."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -67,11 +68,12 @@ def _terminate_is_interrupt() -> Iterator[None]:
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    old = signal.signal(signal.SIGTERM, interrupt)
+    old = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, old)
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 def _ignore_further_interrupts() -> None:
@@ -294,7 +296,7 @@ def launch(spec: RunSpec) -> int:
             say(f"{spec.run_id} skipped: {skipped}")
             return 0
         folder.job.write_text(json.dumps(_job(spec, system, folder, sets, nodes, how)))
-        with _terminate_is_interrupt(), machine_lock() if spec.exclusive else contextlib.nullcontext():
+        with _signals_interrupt(), machine_lock() if spec.exclusive else contextlib.nullcontext():
             process, lifeline = _start(folder.job, spec, nodes)
             code, reason = _watch(process, lifeline, folder, spec)
         status = _close(folder, code, reason, nodes)
