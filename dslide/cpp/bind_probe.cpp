@@ -72,6 +72,14 @@ void bind_probe(py::module_& m) {
         probe.gather(data, count, group);
       }, py::arg("ids").noconvert(), py::arg("group"));
 
+  py::class_<ProductProbe>(m, "ProductProbe", "The three products of an output layer with all rows, each by itself.")
+      .def(py::init<Pool&, std::int64_t, std::int64_t, std::int64_t, bool>(), py::arg("pool"), py::arg("rows"),
+           py::arg("hidden"), py::arg("points"), py::kw_only(), py::arg("half") = false, py::keep_alive<1, 2>(),
+           py::call_guard<py::gil_scoped_release>())
+      .def("logits", &ProductProbe::logits, py::call_guard<py::gil_scoped_release>())
+      .def("hidden_gradient", &ProductProbe::hidden_gradient, py::call_guard<py::gil_scoped_release>())
+      .def("weight_gradient", &ProductProbe::weight_gradient, py::call_guard<py::gil_scoped_release>());
+
   py::class_<HashProbe>(m, "HashProbe", "Hashing and table building, each by itself.")
       .def(py::init<Pool&, std::int64_t, const std::string&, int, int, const std::string&>(), py::arg("pool"),
            py::arg("dim"), py::kw_only(), py::arg("family"), py::arg("k"), py::arg("l"), py::arg("packing") = "exact",

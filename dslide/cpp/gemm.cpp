@@ -1,9 +1,24 @@
 #include "gemm.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 namespace dslide {
+namespace {
+
+// body(first row, rows, first column) for every tile, all rows of a panel one after another.
+template <class Body>
+void for_tiles(std::ptrdiff_t m, std::ptrdiff_t n_begin, std::ptrdiff_t n_end, const Ahead* ahead, Body body) {
+  const std::ptrdiff_t mr = kernels().mr, nr = kernels().nr;
+  const std::ptrdiff_t parts = (m + mr - 1) / mr * ((n_end - n_begin + nr - 1) / nr);
+  std::ptrdiff_t part = 0;
+  for (std::ptrdiff_t j = n_begin; j < n_end; j += nr)
+    for (std::ptrdiff_t i = 0; i < m; i += mr) {
+      if (ahead != nullptr) (*ahead)(part++, parts);
+      body(i, static_cast<int>(std::min(m - i, mr)), j);
+    }
+}
+
+}  // namespace
 
 void PackedMatrix::resize(std::ptrdiff_t k, std::ptrdiff_t n) {
   k_ = k;
@@ -17,12 +32,13 @@ void PackedMatrix::pack_transposed(std::ptrdiff_t begin, std::ptrdiff_t end, con
     kern.pack_panel(x + j * ld, ld, std::min<std::ptrdiff_t>(kern.nr, n_ - j), k_, data_.data() + j * k_);
 }
 
-void PackedMatrix::multiply(int m, const float* const* a, std::ptrdiff_t a_step, std::ptrdiff_t k_begin,
-                            std::ptrdiff_t k_end, float* c, std::ptrdiff_t ldc, bool accumulate) const {
+void PackedMatrix::multiply(std::ptrdiff_t m, const float* const* a, std::ptrdiff_t a_step, const Part& part, float* c,
+                            std::ptrdiff_t ldc, bool accumulate, const Ahead* ahead) const {
   const Kernels& kern = kernels();
-  for (std::ptrdiff_t j = 0; j < n_; j += kern.nr)
-    kern.tile(m, k_end - k_begin, a, a_step, data_.data() + (j / kern.nr * k_ + k_begin) * kern.nr, c + j, ldc,
-              accumulate);
+  for_tiles(m, part.n_begin, part.n_end, ahead, [&](std::ptrdiff_t i, int rows, std::ptrdiff_t j) {
+    kern.tile(rows, part.k_end - part.k_begin, a + i, a_step, data_.data() + j * k_ + part.k_begin * kern.nr,
+              c + i * ldc + j - part.n_begin, ldc, accumulate);
+  });
 }
 
 void PackedPairs::resize(std::ptrdiff_t k, std::ptrdiff_t n) {
@@ -32,29 +48,19 @@ void PackedPairs::resize(std::ptrdiff_t k, std::ptrdiff_t n) {
 }
 
 void PackedPairs::pack_transposed(std::ptrdiff_t begin, std::ptrdiff_t end, const std::uint16_t* x, std::ptrdiff_t ld) {
-  const std::ptrdiff_t nr = kernels().nr;
-  constexpr std::ptrdiff_t kBlock = 32;  // one cache line of each source row at a time
-  for (std::ptrdiff_t j = begin; j < end; j += nr) {
-    std::uint16_t* target = panel(j);
-    const std::ptrdiff_t size = std::min(nr, n_ - j);
-    for (std::ptrdiff_t k0 = 0; k0 < k_; k0 += kBlock) {
-      const std::ptrdiff_t k1 = std::min(k_, k0 + kBlock);
-      for (std::ptrdiff_t c = 0; c < nr; ++c)
-        for (std::ptrdiff_t k = k0; k < k1; k += 2) {
-          std::uint16_t pair[2] = {0, 0};
-          if (c < size) std::memcpy(pair, x + (j + c) * ld + k, 4);
-          std::memcpy(target + k * nr + 2 * c, pair, 4);
-        }
-    }
-  }
+  const Kernels& kern = kernels();
+  for (std::ptrdiff_t j = begin; j < end; j += kern.nr)
+    kern.pack_panel(x + j * ld, ld / 2, std::min<std::ptrdiff_t>(kern.nr, n_ - j), k_ / 2, panel(j));
 }
 
-void PackedPairs::multiply(int m, const std::uint16_t* const* a, std::ptrdiff_t a_step, std::ptrdiff_t k_begin,
-                           std::ptrdiff_t k_end, float* c, std::ptrdiff_t ldc, bool accumulate) const {
+void PackedPairs::multiply(std::ptrdiff_t m, const std::uint16_t* const* a, std::ptrdiff_t a_step,
+                           const PackedMatrix::Part& part, float* c, std::ptrdiff_t ldc, bool accumulate,
+                           const Ahead* ahead) const {
   const Kernels& kern = kernels();
-  for (std::ptrdiff_t j = 0; j < n_; j += kern.nr)
-    kern.tile_pairs(m, (k_end - k_begin + 1) / 2, a, a_step, data_.data() + j * depth() + k_begin * kern.nr, c + j, ldc,
-                    accumulate);
+  for_tiles(m, part.n_begin, part.n_end, ahead, [&](std::ptrdiff_t i, int rows, std::ptrdiff_t j) {
+    kern.tile_pairs(rows, (part.k_end - part.k_begin + 1) / 2, a + i, a_step,
+                    data_.data() + j * depth() + part.k_begin * kern.nr, c + i * ldc + j - part.n_begin, ldc, accumulate);
+  });
 }
 
 }  // namespace dslide

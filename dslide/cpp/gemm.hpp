@@ -2,13 +2,16 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 
 #include "buffer.hpp"
 #include "kernels.hpp"
 
 namespace dslide {
 
-constexpr int kMaxTile = 16;  // kernels().mr is at most this
+// A product calls it before each of its `parts` tiles, to ask for memory that is wanted after it: a few lines at a time
+// arrive while the CPU multiplies.
+using Ahead = std::function<void(std::ptrdiff_t part, std::ptrdiff_t parts)>;
 
 // n columns rounded up to whole panels.
 inline std::ptrdiff_t whole_panels(std::ptrdiff_t n) {
@@ -42,12 +45,15 @@ class PackedMatrix {
 
   std::ptrdiff_t k() const { return k_; }
   std::ptrdiff_t n() const { return n_; }
-  std::ptrdiff_t padded() const { return whole_panels(n_); }  // the width that a product writes
+  std::ptrdiff_t padded() const { return whole_panels(n_); }  // the width that a product with all columns writes
 
-  // c[0..m)[0..padded) = (accumulate ? c : 0) + a · (rows [k_begin, k_end) of this), m <= kernels().mr; a[i] points at
-  // the value for k_begin.
-  void multiply(int m, const float* const* a, std::ptrdiff_t a_step, std::ptrdiff_t k_begin, std::ptrdiff_t k_end,
-                float* c, std::ptrdiff_t ldc, bool accumulate) const;
+  struct Part {
+    std::ptrdiff_t k_begin, k_end, n_begin, n_end;  // rows; columns, n_begin on a multiple of nr
+  };
+  // c[0..m) = (accumulate ? c : 0) + a · (a part of this), whole panels wide; a[i] points at the value for k_begin. A panel
+  // stays in the nearest cache while all m rows pass it by.
+  void multiply(std::ptrdiff_t m, const float* const* a, std::ptrdiff_t a_step, const Part& part, float* c,
+                std::ptrdiff_t ldc, bool accumulate, const Ahead* ahead = nullptr) const;
 
  private:
   std::ptrdiff_t k_ = 0, n_ = 0;
@@ -75,12 +81,12 @@ class PackedPairs {
     }
   }
 
-  // Packs columns [begin, end), begin on a multiple of nr, from the transposed matrix x [n, ld] (k contiguous and even).
+  // Packs columns [begin, end), begin on a multiple of nr, from the transposed matrix x [n, ld] (k contiguous; k and ld even).
   void pack_transposed(std::ptrdiff_t begin, std::ptrdiff_t end, const std::uint16_t* x, std::ptrdiff_t ld);
 
   // As PackedMatrix::multiply; k_begin is even, and a[i] points at the pair of k_begin.
-  void multiply(int m, const std::uint16_t* const* a, std::ptrdiff_t a_step, std::ptrdiff_t k_begin, std::ptrdiff_t k_end,
-                float* c, std::ptrdiff_t ldc, bool accumulate) const;
+  void multiply(std::ptrdiff_t m, const std::uint16_t* const* a, std::ptrdiff_t a_step, const PackedMatrix::Part& part,
+                float* c, std::ptrdiff_t ldc, bool accumulate, const Ahead* ahead = nullptr) const;
 
  private:
   std::uint16_t* panel(std::ptrdiff_t j) { return data_.data() + j / kernels().nr * depth() * kernels().nr; }

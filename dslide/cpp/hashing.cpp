@@ -38,7 +38,7 @@ class SimHash : public HashFamily {
         const int m = static_cast<int>(std::min(end - i, mr));
         const float* a[16];
         for (int r = 0; r < m; ++r) a[r] = x + (static_cast<std::int64_t>(i) + r) * dim_;
-        packed_.multiply(m, a, 1, 0, dim_, scores.data(), static_cast<std::ptrdiff_t>(width), false);
+        packed_.multiply(m, a, 1, {0, dim_, 0, packed_.n()}, scores.data(), static_cast<std::ptrdiff_t>(width), false);
         for (int r = 0; r < m; ++r) {
           const float* score = scores.data() + static_cast<std::size_t>(r) * width;
           for (int t = 0; t < l_; ++t) {

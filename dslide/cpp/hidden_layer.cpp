@@ -36,7 +36,8 @@ void HiddenLayer::multiply(const float* in, std::size_t points, const PackedMatr
     for (std::size_t p = begin; p < end; p += mr) {
       const std::size_t m = std::min(end - p, mr);
       for (std::size_t i = 0; i < m; ++i) a[i] = in + (p + i) * static_cast<std::size_t>(inputs());
-      weights.multiply(static_cast<int>(m), a.data(), 1, 0, inputs(), product.data(), weights.padded(), false);
+      weights.multiply(static_cast<std::ptrdiff_t>(m), a.data(), 1, {0, inputs(), 0, weights.n()}, product.data(),
+                       weights.padded(), false);
       for (std::size_t i = 0; i < m; ++i) {
         const float* from = product.data() + i * static_cast<std::size_t>(weights.padded());
         float* to = out + (p + i) * wide;
@@ -180,7 +181,8 @@ void HiddenLayer::backward(const float* dout, float* din) {
     for (std::size_t p = begin; p < end; p += mr) {
       const std::size_t m = std::min(end - p, mr);
       for (std::size_t i = 0; i < m; ++i) a[i] = delta_.data() + (p + i) * wide;
-      packed_.multiply(static_cast<int>(m), a.data(), 1, 0, width(), product.data(), packed_.padded(), false);
+      packed_.multiply(static_cast<std::ptrdiff_t>(m), a.data(), 1, {0, width(), 0, packed_.n()}, product.data(),
+                       packed_.padded(), false);
       for (std::size_t i = 0; i < m; ++i)
         std::copy_n(product.data() + i * static_cast<std::size_t>(packed_.padded()), deep, din + (p + i) * deep);
     }
@@ -209,7 +211,7 @@ void HiddenLayer::update_all(float step_size) {
     for (std::size_t r = begin; r < end; r += mr) {
       const std::size_t m = std::min(end - r, mr);
       for (std::size_t i = 0; i < m; ++i) a[i] = delta_.data() + r + i;
-      packed_.multiply(static_cast<int>(m), a.data(), width(), 0, static_cast<std::ptrdiff_t>(points_), g.data(),
+      packed_.multiply(static_cast<std::ptrdiff_t>(m), a.data(), width(), {0, packed_.k(), 0, packed_.n()}, g.data(),
                        packed_.padded(), false);
       for (std::size_t i = 0; i < m; ++i) {
         float bias_gradient = 0.0f;

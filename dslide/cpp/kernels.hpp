@@ -18,8 +18,9 @@ struct Kernels {
   // c[i][0..nr) = (accumulate ? c : 0) + sum_k a[i][k * a_step] * b[k * nr + j] for i < mr; k in ascending order.
   void (*tile)(int mr, std::ptrdiff_t k, const float* const* a, std::ptrdiff_t a_step, const float* b, float* c,
                std::ptrdiff_t ldc, bool accumulate);
-  // panel[i * nr + r] = x[r * ld + i] for i < k, r < rows <= nr; zeros for the other r < nr.
-  void (*pack_panel)(const float* x, std::ptrdiff_t ld, std::ptrdiff_t rows, std::ptrdiff_t k, float* panel);
+  // panel[i * nr + r] = x[r * ld + i] for i < k, r < rows <= nr; zeros for the other r < nr. Units are of 4 bytes: floats,
+  // or pairs of bfloat16.
+  void (*pack_panel)(const void* x, std::ptrdiff_t ld, std::ptrdiff_t rows, std::ptrdiff_t k, void* panel);
   // out[0..n) = bias (or 0) + sum_j values[j] * rows[ids[j] * ld + 0..n), j ascending.
   void (*weighted_sum)(const float* rows, std::ptrdiff_t ld, const std::int32_t* ids, const float* values,
                        std::ptrdiff_t count, const float* bias, float* out, std::ptrdiff_t n);
@@ -35,6 +36,9 @@ struct Kernels {
   void (*expand)(const std::uint16_t* x, std::ptrdiff_t n, float* out);
   // float32 -> bfloat16, to the nearest, ties to even.
   void (*round)(const float* x, std::ptrdiff_t n, std::uint16_t* out);
+  // Pair j of `out` is x[j], y[j] (0 if y is null), rounded like that; out may be x or y. And the way back.
+  void (*round_pairs)(const float* x, const float* y, std::ptrdiff_t n, void* out);
+  void (*split_pairs)(const void* pairs, std::ptrdiff_t n, std::uint16_t* first, std::uint16_t* second);
   // float32 -> bfloat16, up with the probability of the part that is cut off; value j's draw is a function of `key`
   // and `first` + j.
   void (*round_stochastic)(const float* x, std::ptrdiff_t n, std::uint32_t key, std::uint32_t first,

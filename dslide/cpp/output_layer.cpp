@@ -18,7 +18,7 @@ OutputLayer::OutputLayer(Pool& pool, const OutputConfig& config) : pool_(pool), 
     throw std::invalid_argument("output layer: more than 2^31 - 1 labels");
   if (config.half && config.hidden % 2 != 0) throw std::invalid_argument("output layer: bfloat16 needs an even width");
   weights_.reset(shard.size(), config.hidden, config.half);
-  products_.reset(config.hidden, config.half);
+  products_.reset(config.hidden, config.half, pool.threads());
   fill_normal(pool, Philox(config.seed, Purpose::kOutputWeights), shard.begin, shard.size(), 0, config.hidden,
               config.init_std, weights_);
   bias_.reset(config.bias ? static_cast<std::size_t>(shard.size()) : 0);
@@ -135,7 +135,7 @@ void OutputLayer::forward(const Batch& batch, const float* h, Sampler& sampler, 
     pool_.ranges(active_.row_count, 1, [&](std::size_t begin, std::size_t end) {
       for (std::size_t position = begin; position < end; ++position) catch_up_row(active_.row(position));
     });
-  forward_shared(h, points_, lse);
+  forward_shared(0, points_, lse);
 }
 
 double OutputLayer::backward(const Batch& batch, const float* lse, float* dh, bool weight_labels,
@@ -152,12 +152,8 @@ double OutputLayer::backward(const Batch& batch, const float* lse, float* dh, bo
     target_[p] = labels > 0.0f ? scale_[p] / labels : 0.0f;
   }
   if (!active_.shared) return backward_pairs(lse, points_, dh) * static_cast<double>(global_batch);
-  const std::size_t parts = (active_.row_count + tile_rows() - 1) / tile_rows();
-  std::vector<double> loss_parts(parts, 0.0);
-  gradient_shared(lse, points_, loss_parts.data());
-  hidden_gradient_shared(points_, dh);
-  double loss = 0.0;
-  for (const double part : loss_parts) loss += part;
+  const double loss = loss_shared(lse, 0, points_);
+  products_.hidden_gradient(pool_, weights_, active_, 0, points_, gradient_shared(), dh);
   return loss * static_cast<double>(global_batch);
 }
 

@@ -74,11 +74,6 @@ class OutputLayer {
 
  private:
   const float* row_weights(std::int32_t row) const { return weights_.row(row); }
-  // The next rows of a product, at most to `end`.
-  __attribute__((always_inline)) void prefetch_rows(std::size_t position, std::size_t end) const {
-    end = std::min(end, position + static_cast<std::size_t>(kernels().mr));
-    for (; position < end; ++position) weights_.prefetch(active_.row(position));
-  }
   std::size_t tile_rows() const;  // rows that are reduced together; depends on the number of active rows alone
   std::pair<std::size_t, std::size_t> own_range(std::size_t begin, std::size_t end) const;
   // `scratch` holds a row, where weights are in bfloat16.
@@ -86,9 +81,12 @@ class OutputLayer {
   void update_inactive(const WeightTable::Step& step);
   void catch_up_row(std::int32_t row);
 
-  void forward_shared(const float* h, std::size_t points, float* lse);
-  void gradient_shared(const float* lse, std::size_t points, double* loss_parts);
-  void hidden_gradient_shared(std::size_t points, float* dh);
+  // Of points [first, last), whose log-sum-exp is `lse` [last - first].
+  void forward_shared(std::size_t first, std::size_t last, float* lse);
+  double loss_shared(const float* lse, std::size_t first, std::size_t last);  // also makes what gradient_shared needs
+  // Turns the logits of positions [t0, t1), a tile, into exponentials.
+  void exponentials_shared(std::size_t t0, std::size_t t1, std::size_t p0, std::size_t p1);
+  OutputProducts::Gradient gradient_shared();  // in the place of the exponentials
   void update_shared(const WeightTable::Step& step);
 
   std::size_t part_begin(int part) const;

@@ -1,65 +1,60 @@
 #include "output_products.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
 
 namespace dslide {
+namespace {
 
-void OutputProducts::pack_queries(Pool& pool, const float* h, std::ptrdiff_t points) {
-  points_ = points;
-  const auto nr = static_cast<std::size_t>(kernels().nr);
-  if (!half_) queries_.resize(hidden_, points);
-  if (half_) {
-    half_queries_.resize(hidden_, points);
-    half_h_.at_least(static_cast<std::size_t>(points * hidden_));
-  }
-  pool.ranges(static_cast<std::size_t>(points), nr, [&](std::size_t b, std::size_t e) {
+float as_float(std::uint16_t half) {
+  const std::uint32_t bits = std::uint32_t{half} << 16;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+}  // namespace
+
+void OutputProducts::pack_queries(Pool& pool, const float* h, std::size_t points, std::size_t first, std::size_t last) {
+  points_ = static_cast<std::ptrdiff_t>(points);
+  first_ = first;
+  const auto hidden = static_cast<std::size_t>(hidden_);
+  const auto n = static_cast<std::ptrdiff_t>(last - first);
+  if (half_) half_queries_.resize(hidden_, n);
+  else queries_.resize(hidden_, n);
+  std::uint16_t* halves = half_ ? half_h_.at_least(points * hidden) + first * hidden : nullptr;
+  pool.ranges(last - first, static_cast<std::size_t>(kernels().nr), [&](std::size_t b, std::size_t e) {
     const auto begin = static_cast<std::ptrdiff_t>(b), end = static_cast<std::ptrdiff_t>(e);
     if (!half_) {
-      queries_.pack_transposed(begin, end, h, hidden_);
+      queries_.pack_transposed(begin, end, h + first * hidden, hidden_);
       return;
     }
-    kernels().round(h + begin * hidden_, (end - begin) * hidden_, half_h_.data() + begin * hidden_);
-    half_queries_.pack_transposed(begin, end, half_h_.data(), hidden_);
+    kernels().round(h + (first + b) * hidden, (end - begin) * hidden_, halves + b * hidden);
+    half_queries_.pack_transposed(begin, end, halves, hidden_);
   });
 }
 
 std::ptrdiff_t OutputProducts::padded_points() const { return whole_panels(points_); }
 
-void OutputProducts::logits(const WeightTable& weights, int m, const std::int32_t* rows, float* out,
-                            std::ptrdiff_t ld) const {
+void OutputProducts::logits(const WeightTable& weights, const ActiveSet& active, std::size_t begin, std::size_t end,
+                            std::size_t p0, std::size_t p1, float* out, std::ptrdiff_t ld, const Ahead* ahead) const {
+  const std::size_t rows = end - begin;
+  const auto m = static_cast<std::ptrdiff_t>(rows);
+  const PackedMatrix::Part part{0, hidden_, static_cast<std::ptrdiff_t>(p0 - first_), static_cast<std::ptrdiff_t>(p1 - first_)};
   if (half_) {
-    const std::uint16_t* a[kMaxTile];
-    for (int i = 0; i < m; ++i) a[i] = weights.half_row(rows[i]);
-    half_queries_.multiply(m, a, 1, 0, hidden_, out, ld, false);
+    const std::uint16_t* a[kMostRows];
+    for (std::size_t i = 0; i < rows; ++i) a[i] = weights.half_row(active.row(begin + i));
+    half_queries_.multiply(m, a, 1, part, out, ld, false, ahead);
   } else {
-    const float* a[kMaxTile];
-    for (int i = 0; i < m; ++i) a[i] = weights.row(rows[i]);
-    queries_.multiply(m, a, 1, 0, hidden_, out, ld, false);
+    const float* a[kMostRows];
+    for (std::size_t i = 0; i < rows; ++i) a[i] = weights.row(active.row(begin + i));
+    queries_.multiply(m, a, 1, part, out, ld, false, ahead);
   }
-}
-
-void OutputProducts::start_gradient(std::size_t rows, std::ptrdiff_t ld) {
-  if (!half_) return;
-  const std::size_t size = (rows + 1) / 2 * 2 * static_cast<std::size_t>(ld);
-  by_row_.at_least(size);
-  by_pair_.at_least(size);
-}
-
-void OutputProducts::take_gradient(const float* g, std::size_t begin, std::size_t end, std::ptrdiff_t ld) {
-  if (!half_) return;
-  const auto width = static_cast<std::size_t>(ld);
-  for (std::size_t r = begin; r < end; ++r) {
-    kernels().round(g + r * width, points_, by_row_.data() + r * width);
-    if (points_ % 2 != 0) by_row_[r * width + static_cast<std::size_t>(points_)] = 0;
-  }
-  for (std::size_t r = begin; r < end; r += 2)
-    kernels().interleave(by_row_.data() + r * width, r + 1 < end ? by_row_.data() + (r + 1) * width : nullptr, points_,
-                         by_pair_.data() + r * width);
 }
 
 void OutputProducts::pack_active(Pool& pool, const WeightTable& weights, const ActiveSet& active, std::size_t begin,
                                  std::size_t end) {
-  first_ = begin;
   const auto count = static_cast<std::ptrdiff_t>(end - begin);
   const auto position = [&](std::ptrdiff_t k) { return active.row(begin + static_cast<std::size_t>(k)); };
   if (half_) half_rows_.resize(count, hidden_);
@@ -73,19 +68,57 @@ void OutputProducts::pack_active(Pool& pool, const WeightTable& weights, const A
 
 std::ptrdiff_t OutputProducts::padded_hidden() const { return whole_panels(hidden_); }
 
-void OutputProducts::hidden_gradient(const float* g, std::ptrdiff_t ld, std::size_t k0, std::size_t k1, int m,
-                                     std::size_t p, float* out) const {
-  const auto from = static_cast<std::ptrdiff_t>(k0 - first_), to = static_cast<std::ptrdiff_t>(k1 - first_);
-  const auto row = static_cast<std::ptrdiff_t>(k0) * ld, point = static_cast<std::ptrdiff_t>(p);
-  if (half_) {
-    const std::uint16_t* a[kMaxTile];
-    for (int i = 0; i < m; ++i) a[i] = by_pair_.data() + row + 2 * (point + i);
-    half_rows_.multiply(m, a, ld, from, to, out, padded_hidden(), true);
-  } else {
-    const float* a[kMaxTile];
-    for (int i = 0; i < m; ++i) a[i] = g + row + point + i;
-    rows_.multiply(m, a, ld, from, to, out, padded_hidden(), true);
+void OutputProducts::hidden_gradient(Pool& pool, const WeightTable& weights, const ActiveSet& active, std::size_t first,
+                                     std::size_t last, const Gradient& gradient, float* out) {
+  constexpr std::size_t kChunk = 1024;              // rows packed at a time
+  constexpr std::size_t kDepth = 256, kPoints = 128;  // rows and points of a tile, which stays in the cache
+  const std::size_t points = last - first, rows = active.row_count;
+  const auto hidden = static_cast<std::size_t>(hidden_), width = static_cast<std::size_t>(padded_hidden());
+  float* sums = width == hidden ? out : padded_.at_least(points * width);
+  std::fill_n(sums, points * width, 0.0f);
+  for (std::size_t c0 = 0; c0 < rows; c0 += kChunk) {
+    const std::size_t c1 = std::min(c0 + kChunk, rows);
+    if (first == 0 || rows > kChunk) pack_active(pool, weights, active, c0, c1);  // else still there
+    pool.ranges(points, static_cast<std::size_t>(kernels().mr), [&](std::size_t b, std::size_t e) {
+      const std::size_t begin = first + b, end = first + e;
+      for (std::size_t r0 = c0; r0 < c1; r0 += kDepth) {
+        const std::size_t r1 = std::min(r0 + kDepth, c1);
+        for (std::size_t p0 = begin; p0 < end; p0 += kPoints) {
+          const std::size_t p1 = std::min(p0 + kPoints, end);
+          gradient.make(r0, r1, p0, p1);
+          const bool across = p1 == end;  // where the next tile begins
+          const std::size_t next_r = across ? r1 : r0, next_p = across ? begin : p1;
+          const std::size_t count = std::min(kDepth, rows - next_r), wide = std::min(next_p + kPoints, end) - next_p;
+          const Ahead ahead = [&](std::size_t part, std::size_t parts) {
+            for (std::size_t r = next_r + count * part / parts; r < next_r + count * (part + 1) / parts; ++r)
+              prefetch(gradient.row(r) + next_p, 4 * wide);
+          };
+          add_hidden_gradient(gradient, r0, r1, p0, p1, r0 - c0, sums + (p0 - first) * width, ahead);
+        }
+      }
+    });
   }
+  if (sums != out)
+    for (std::size_t p = 0; p < points; ++p) std::copy_n(sums + p * width, hidden, out + p * hidden);
+}
+
+// out[p - p0] += the sum over rows r in [r0, r1), packed from `packed` on, of gradient[r][p] · row r, p in [p0, p1).
+void OutputProducts::add_hidden_gradient(const Gradient& gradient, std::size_t r0, std::size_t r1, std::size_t p0,
+                                         std::size_t p1, std::size_t packed, float* out, const Ahead& ahead) const {
+  const auto from = static_cast<std::ptrdiff_t>(packed), points = static_cast<std::ptrdiff_t>(p1 - p0);
+  const PackedMatrix::Part part{from, from + static_cast<std::ptrdiff_t>(r1 - r0), 0, hidden_};
+  if (!half_) {
+    const float* a[kMostRows];
+    for (std::size_t p = p0; p < p1; ++p) a[p - p0] = gradient.row(r0) + p;
+    rows_.multiply(points, a, gradient.ld, part, out, padded_hidden(), true, &ahead);
+    return;
+  }
+  for (std::size_t r = r0; r < r1; r += 2)
+    kernels().round_pairs(gradient.row(r) + p0, r + 1 < r1 ? gradient.row(r + 1) + p0 : nullptr, points,
+                          gradient.row(r) + p0);
+  const std::uint16_t* a[kMostRows];
+  for (std::size_t p = p0; p < p1; ++p) a[p - p0] = reinterpret_cast<const std::uint16_t*>(gradient.row(r0) + p);
+  half_rows_.multiply(points, a, 2 * gradient.ld, part, out, padded_hidden(), true, &ahead);
 }
 
 void OutputProducts::pack_points(Pool& pool, const float* h, std::ptrdiff_t points) {
@@ -98,17 +131,31 @@ void OutputProducts::pack_points(Pool& pool, const float* h, std::ptrdiff_t poin
   });
 }
 
-void OutputProducts::weight_gradient(const float* g, std::ptrdiff_t ld, std::size_t r, int m, float* out) const {
-  const auto row = static_cast<std::ptrdiff_t>(r);
-  if (half_) {
-    const std::uint16_t* a[kMaxTile];
-    for (int i = 0; i < m; ++i) a[i] = by_row_.data() + (row + i) * ld;
-    half_points_rows_.multiply(m, a, 1, 0, points_, out, padded_hidden(), false);
-  } else {
-    const float* a[kMaxTile];
-    for (int i = 0; i < m; ++i) a[i] = g + (row + i) * ld;
-    points_rows_.multiply(m, a, 1, 0, points_, out, padded_hidden(), false);
+void OutputProducts::weight_gradient(std::size_t thread, const Gradient& gradient, std::size_t r0, std::size_t r1, float* out,
+                                     float* sums, const Ahead* ahead) {
+  const PackedMatrix::Part part{0, points_, 0, hidden_};
+  const auto rows = static_cast<std::ptrdiff_t>(r1 - r0);
+  if (!half_) {
+    const float* a[kMostRows];
+    for (std::size_t r = r0; r < r1; ++r) a[r - r0] = gradient.row(r);
+    for (std::size_t r = 0; sums != nullptr && r < r1 - r0; ++r) sums[r] = std::accumulate(a[r], a[r] + points_, 0.0f);
+    points_rows_.multiply(rows, a, 1, part, out, padded_hidden(), false, ahead);
+    return;
   }
+  std::uint16_t* halves = rounded_[thread].at_least((r1 - r0 + 1) * static_cast<std::size_t>(gradient.ld));
+  const std::uint16_t* a[kMostRows];
+  for (std::size_t r = r0; r < r1; r += 2) {
+    std::uint16_t* row = halves + static_cast<std::ptrdiff_t>(r - r0) * gradient.ld;
+    kernels().split_pairs(gradient.row(r), points_, row, row + gradient.ld);
+    for (std::size_t i = r; i < std::min(r + 2, r1); ++i, row += gradient.ld) {
+      if (points_ % 2 != 0) row[points_] = 0;
+      a[i - r0] = row;
+      if (sums == nullptr) continue;
+      sums[i - r0] = 0.0f;
+      for (std::ptrdiff_t p = 0; p < points_; ++p) sums[i - r0] += as_float(row[p]);
+    }
+  }
+  half_points_rows_.multiply(rows, a, 1, part, out, padded_hidden(), false, ahead);
 }
 
 }  // namespace dslide

@@ -15,6 +15,7 @@ namespace {
 
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 constexpr std::size_t kRows = 128;  // labels of a packed tile: 64 KB at 128 hidden units
+constexpr std::size_t kQueries = 32;  // points that pass a panel of it by
 constexpr std::size_t kPoints = 256, kCandidates = std::size_t{1} << 20;  // of a block, at most
 
 struct Candidate {
@@ -39,13 +40,17 @@ class BestLists {
   // A score must be above this to matter, if ids are offered in ascending order.
   float bar(std::size_t point) const { return bars_[point]; }
 
-  void offer(std::size_t point, float score, std::int32_t id) {
-    Candidate* list = items_.data() + point * capacity_;
-    list[sizes_[point]++] = {score, id};
-    if (sizes_[point] < capacity_) return;
-    std::nth_element(list, list + (k_ - 1), list + capacity_, better);
-    sizes_[point] = k_;
-    bars_[point] = list[k_ - 1].score;
+  // Offers `count` scores, at most kRows, of ids from `first` on.
+  void offer(std::size_t point, const float* scores, std::size_t count, std::int32_t first) {
+    std::int32_t places[kRows];
+    std::size_t found = 0;
+    const float bar = bars_[point];
+    for (std::size_t i = 0; i < count; ++i) {  // without a branch
+      places[found] = static_cast<std::int32_t>(i);
+      found += scores[i] > bar ? 1 : 0;
+    }
+    for (std::size_t i = 0; i < found; ++i)
+      if (scores[places[i]] > bars_[point]) add(point, {scores[places[i]], first + places[i]});
   }
 
   // Adds a point's candidates, at most k, to `all`.
@@ -55,6 +60,15 @@ class BestLists {
   }
 
  private:
+  void add(std::size_t point, const Candidate& candidate) {
+    Candidate* list = items_.data() + point * capacity_;
+    list[sizes_[point]++] = candidate;
+    if (sizes_[point] < capacity_) return;
+    std::nth_element(list, list + (k_ - 1), list + capacity_, better);
+    sizes_[point] = k_;
+    bars_[point] = list[k_ - 1].score;
+  }
+
   std::size_t k_, capacity_;
   std::vector<Candidate> items_;  // [points, capacity]
   std::vector<std::size_t> sizes_;
@@ -86,10 +100,9 @@ void OutputLayer::topk(const float* h, std::size_t points, int k, std::int32_t* 
 
   pool_.run([&](int thread) {
     const auto [first, last] = Pool::part(blocks * parts, 1, thread, pool_.threads());
-    const auto mr = static_cast<std::size_t>(kern.mr);
     PackedMatrix tile;
     PackedPairs half_tile;
-    Buffer<float> logits(mr * kRows);
+    Buffer<float> logits(kQueries * kRows);
     for (std::size_t item = first; item < last; ++item) {
       const std::size_t block = item / parts, part = item % parts;
       const std::size_t p0 = block * block_size, p1 = std::min(points, p0 + block_size);
@@ -107,29 +120,27 @@ void OutputLayer::topk(const float* h, std::size_t points, int k, std::int32_t* 
           tile.resize(config_.hidden, packed);
           tile.pack_transposed(0, packed, weights_.row(from), config_.hidden);
         }
-        for (std::size_t p = p0; p < p1; p += mr) {
-          const int m = static_cast<int>(std::min(p1 - p, mr));
+        for (std::size_t p = p0; p < p1; p += kQueries) {
+          const std::size_t m = std::min(p1 - p, kQueries);
           if (config_.half) {
-            const std::uint16_t* a[16];
-            for (int i = 0; i < m; ++i) a[i] = half_h.data() + (p + static_cast<std::size_t>(i)) * hidden;
-            half_tile.multiply(m, a, 1, 0, config_.hidden, logits.data(), kRows, false);
+            const std::uint16_t* a[kQueries];
+            for (std::size_t i = 0; i < m; ++i) a[i] = half_h.data() + (p + i) * hidden;
+            half_tile.multiply(static_cast<std::ptrdiff_t>(m), a, 1, {0, config_.hidden, 0, packed}, logits.data(), kRows, false);
           } else {
-            const float* a[16];
-            for (int i = 0; i < m; ++i) a[i] = h + (p + static_cast<std::size_t>(i)) * hidden;
-            tile.multiply(m, a, 1, 0, config_.hidden, logits.data(), kRows, false);
+            const float* a[kQueries];
+            for (std::size_t i = 0; i < m; ++i) a[i] = h + (p + i) * hidden;
+            tile.multiply(static_cast<std::ptrdiff_t>(m), a, 1, {0, config_.hidden, 0, packed}, logits.data(), kRows, false);
           }
-          for (int i = 0; i < m; ++i) {
-            float* logit = logits.data() + static_cast<std::size_t>(i) * kRows;
-            const std::size_t point = p + static_cast<std::size_t>(i);
+          for (std::size_t i = 0; i < m; ++i) {
+            float* logit = logits.data() + i * kRows;
+            const std::size_t point = p + i;
             if (config_.bias)
               for (std::size_t r = 0; r < rows; ++r) logit[r] += bias_[r0 + r];
             float* max = lse == nullptr ? nullptr : &part_max[part * points + point];
             float* sum = lse == nullptr ? nullptr : &part_sum[part * points + point];
             const float top = kern.log_sum_update(logit, static_cast<std::ptrdiff_t>(rows), max, sum);
-            if (!(top > lists.bar(point - p0))) continue;
-            for (std::size_t r = 0; r < rows; ++r)
-              if (logit[r] > lists.bar(point - p0))
-                lists.offer(point - p0, logit[r], static_cast<std::int32_t>(config_.shard.begin + static_cast<std::int64_t>(r0 + r)));
+            if (top > lists.bar(point - p0))
+              lists.offer(point - p0, logit, rows, static_cast<std::int32_t>(config_.shard.begin + static_cast<std::int64_t>(r0)));
           }
         }
       }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "init.hpp"
 #include "kernels.hpp"
 
 namespace dslide {
@@ -49,6 +50,56 @@ void RowProbe::gather(const std::int32_t* ids, std::size_t count, std::size_t gr
       kern.weighted_sum(table_.data(), width_, ids + i, weights.data(), static_cast<std::ptrdiff_t>(size), nullptr,
                         out_[static_cast<std::size_t>(thread)].data(), width_);
     }
+  });
+}
+
+ProductProbe::ProductProbe(Pool& pool, std::int64_t rows, std::int64_t hidden, std::int64_t points, bool half)
+    : pool_(pool), points_(static_cast<std::size_t>(points)) {
+  if (rows < 1 || hidden < 1 || points < 1 || (half && hidden % 2 != 0))
+    throw std::invalid_argument("product probe: sizes must be positive, and hidden even in bfloat16");
+  active_.all = true;
+  active_.row_count = static_cast<std::size_t>(rows);
+  weights_.reset(rows, hidden, half);
+  products_.reset(hidden, half, pool.threads());
+  h_.reset(static_cast<std::size_t>(points * hidden));
+  dh_.reset(static_cast<std::size_t>(points * hidden));
+  fill_normal(pool, Philox(0, Purpose::kOutputWeights), 0, rows, 0, hidden, 1.0f, weights_);
+  fill_normal(pool, Philox(0, Purpose::kInputWeights), 0, points, 0, hidden, 1.0f, h_.data(), hidden);
+  products_.pack_queries(pool, h_.data(), points_, 0, points_);
+  ld_ = static_cast<std::size_t>(products_.padded_points()) + 16;
+  logits_.reset(active_.row_count * ld_);
+  tiles_.resize(static_cast<std::size_t>(pool.threads()));
+  for (auto& tile : tiles_)
+    tile.reset(OutputProducts::kMostRows * static_cast<std::size_t>(products_.padded_hidden()));
+}
+
+void ProductProbe::logits() {
+  constexpr std::size_t kRows = OutputProducts::kMostRows;
+  products_.pack_queries(pool_, h_.data(), points_, 0, points_);
+  pool_.ranges(active_.row_count, kRows, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t r = begin; r < end; r += kRows)
+      products_.logits(weights_, active_, r, std::min(r + kRows, end), 0, points_, logits_.data() + r * ld_,
+                       static_cast<std::ptrdiff_t>(ld_));
+  });
+}
+
+OutputProducts::Gradient ProductProbe::gradient() {
+  return {logits_.data(), static_cast<std::ptrdiff_t>(ld_), [](std::size_t, std::size_t, std::size_t, std::size_t) {}};
+}
+
+void ProductProbe::hidden_gradient() {
+  products_.hidden_gradient(pool_, weights_, active_, 0, points_, gradient(), dh_.data());
+}
+
+void ProductProbe::weight_gradient() {
+  constexpr std::size_t kRows = 32;
+  products_.pack_points(pool_, h_.data(), static_cast<std::ptrdiff_t>(points_));
+  const OutputProducts::Gradient gradient = this->gradient();
+  pool_.run([&](int t) {
+    const auto thread = static_cast<std::size_t>(t);
+    const auto [begin, end] = Pool::part(active_.row_count, kRows, t, pool_.threads());
+    for (std::size_t r = begin; r < end; r += kRows)
+      products_.weight_gradient(thread, gradient, r, std::min(r + kRows, end), tiles_[thread].data(), nullptr);
   });
 }
 

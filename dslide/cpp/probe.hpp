@@ -5,8 +5,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "active_set.hpp"
 #include "buffer.hpp"
+#include "output_products.hpp"
 #include "pool.hpp"
+#include "weights.hpp"
 
 namespace dslide {
 
@@ -28,6 +31,30 @@ class RowProbe {
   std::int64_t rows_, width_;
   Buffer<float> table_, vector_;
   std::vector<Buffer<float>> out_;  // by thread: nothing that is computed may be left out
+};
+
+// The three products of an output layer whose points all see all its rows, each by itself: weights [rows, hidden],
+// activations [points, hidden] and the logits' gradient [rows, points], the logits being as good as any. To be called in
+// this order the first time.
+class ProductProbe {
+ public:
+  ProductProbe(Pool& pool, std::int64_t rows, std::int64_t hidden, std::int64_t points, bool half);
+
+  void logits();
+  void hidden_gradient();
+  void weight_gradient();
+
+ private:
+  OutputProducts::Gradient gradient();
+
+  Pool& pool_;
+  std::size_t points_, ld_ = 0;
+  ActiveSet active_;
+  WeightTable weights_;
+  OutputProducts products_;
+  Buffer<float> h_, dh_;              // [points, hidden]
+  Buffer<float> logits_;              // [rows, ld]
+  std::vector<Buffer<float>> tiles_;  // by thread: of the weights' gradient
 };
 
 }  // namespace dslide

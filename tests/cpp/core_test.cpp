@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "batch.hpp"
+#include "gemm.hpp"
 #include "input_layer.hpp"
 #include "missed_steps.hpp"
 #include "output_layer.hpp"
@@ -300,6 +301,20 @@ void test_kernels(const Kernels& kern) {
       near(out[i], want, 1e-5, isa + " weighted_sum_half");
     }
   }
+  for (const std::ptrdiff_t n : {1, 15, 16, 37}) {  // pairs of rows, in the place of the first of them, and back
+    const auto width = static_cast<std::size_t>(n);
+    for (const bool alone : {false, true}) {
+      auto x = draw(random, width), y = draw(random, width);
+      const auto before = x;
+      std::vector<std::uint16_t> first(width), second(width);
+      kern.round_pairs(x.data(), alone ? nullptr : y.data(), n, x.data());
+      kern.split_pairs(x.data(), n, first.data(), second.data());
+      bool same = true;
+      for (std::size_t i = 0; i < width; ++i)
+        same = same && first[i] == reference::to_bfloat16(before[i]) && second[i] == (alone ? 0 : reference::to_bfloat16(y[i]));
+      check(same, isa + " round_pairs and split_pairs");
+    }
+  }
   for (int height = 1; height <= kern.mr; ++height) {
     const std::ptrdiff_t pairs = 19;
     std::vector<std::uint16_t> a(static_cast<std::size_t>(height * pairs * 2)), b(static_cast<std::size_t>(pairs * 2 * kern.nr));
@@ -335,6 +350,50 @@ void test_kernels(const Kernels& kern) {
         near(c[static_cast<std::size_t>(i * kern.nr + j)], want, 1e-5, isa + " tile");
       }
   }
+}
+
+// Packed matrices in the kernels in use: parts of odd sizes against sums in double.
+void test_gemm() {
+  std::mt19937 random(5);
+  for (const std::ptrdiff_t k : {2, 18, 66})
+    for (const std::ptrdiff_t n : {1, 31, 70}) {
+      const std::ptrdiff_t m = 2 * kernels().mr + 3, k_begin = k > 2 ? 2 : 0, n_begin = n > kernels().nr ? kernels().nr : 0;
+      const auto at = [](std::ptrdiff_t row, std::ptrdiff_t ld, std::ptrdiff_t column) { return static_cast<std::size_t>(row * ld + column); };
+      auto a = draw(random, at(m, k, 0)), b = draw(random, at(n, k, 0));  // b is transposed
+      std::vector<std::uint16_t> half_a(a.size()), half_b(b.size());
+      for (auto [from, to] : {std::pair{&a, &half_a}, std::pair{&b, &half_b}})
+        for (std::size_t i = 0; i < from->size(); ++i) {
+          (*to)[i] = reference::to_bfloat16((*from)[i]);
+          (*from)[i] = static_cast<float>(reference::from_bfloat16((*to)[i]));
+        }
+      PackedMatrix packed;
+      PackedPairs pairs;
+      packed.resize(k, n);
+      pairs.resize(k, n);
+      packed.pack_transposed(0, n, b.data(), k);
+      pairs.pack_transposed(0, n, half_b.data(), k);
+      std::vector<const float*> rows;
+      std::vector<const std::uint16_t*> half_rows;
+      for (std::ptrdiff_t i = 0; i < m; ++i) {
+        rows.push_back(a.data() + at(i, k, k_begin));
+        half_rows.push_back(half_a.data() + at(i, k, k_begin));
+      }
+      const PackedMatrix::Part part{k_begin, k, n_begin, n};
+      const std::ptrdiff_t ld = whole_panels(n - n_begin);
+      std::vector<float> c(at(m, ld, 0), 2.0f), half_c = c;
+      std::ptrdiff_t tiles = 0;
+      const Ahead ahead = [&](std::ptrdiff_t i, std::ptrdiff_t count) { check(i == tiles++ && i < count, "tiles are counted"); };
+      packed.multiply(m, rows.data(), 1, part, c.data(), ld, true, &ahead);
+      check(tiles == 3 * ld / kernels().nr, "each tile once");
+      pairs.multiply(m, half_rows.data(), 1, part, half_c.data(), ld, true);
+      for (std::ptrdiff_t i = 0; i < m; ++i)
+        for (std::ptrdiff_t j = n_begin; j < n; ++j) {
+          double want = 2.0;
+          for (std::ptrdiff_t l = k_begin; l < k; ++l) want += double{a[at(i, k, l)]} * b[at(j, k, l)];
+          near(c[at(i, ld, j - n_begin)], want, 1e-5, "PackedMatrix::multiply");
+          near(half_c[at(i, ld, j - n_begin)], want, 1e-5, "PackedPairs::multiply");
+        }
+    }
 }
 
 struct Data {
@@ -514,6 +573,7 @@ void test_wire() {
 
 int main() {
   for (const Kernels* kern : supported_kernels()) test_kernels(*kern);
+  test_gemm();
   test_pool();
   test_wire();
   test_training();

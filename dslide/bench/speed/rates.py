@@ -13,6 +13,7 @@ import numpy as np
 
 from dslide import _core
 from dslide.bench.speed.measure import Row, measure
+from dslide.bench.speed.products import openblas_kernel, product_rates
 from dslide.bench.speed.sizes import Size
 
 BENCH = "kernels"
@@ -80,9 +81,9 @@ def row_rates(size: Size, threads: int, row_bytes: int) -> list[Row]:
     return rows
 
 
-def product_rates(size: Size, threads: int) -> list[Row]:
+def topk_rates(size: Size, threads: int) -> list[Row]:
     """Exact top-5 over a block of labels, beside numpy's product of the same shape and of a square one."""
-    from threadpoolctl import threadpool_info, threadpool_limits
+    from threadpoolctl import threadpool_limits
 
     random = np.random.default_rng(1)
     labels, batch = min(size.labels, 43_200), max(size.batches)
@@ -108,7 +109,7 @@ def product_rates(size: Size, threads: int) -> list[Row]:
     square = random.standard_normal((side, side)).astype(np.float32)
     weights, out = layer.weights, np.empty((batch, labels), np.float32)
     with threadpool_limits(limits=threads, user_api="blas"):
-        kernel = next((p["architecture"] for p in threadpool_info() if p.get("architecture")), "unknown")
+        kernel = openblas_kernel()
         for case, amount, work in (
             (shape, flops, lambda: np.matmul(queries, weights.T, out=out)),
             (f"{side} x {side} x {side}", 2 * side**3 / 1e9, lambda: square @ square),
@@ -145,9 +146,9 @@ def measured(size: Size, threads: int, row_bytes: int, half: bool = False) -> tu
 
 @cache
 def _products(size: Size, threads: int) -> tuple[Row, ...]:
-    return tuple(product_rates(size, threads))
+    return tuple(topk_rates(size, threads))
 
 
 def kernels(size: Size, threads: int, **_: Any) -> list[Row]:
-    """The rates of this machine, for float32 rows of the hidden width."""
-    return list(measured(size, threads, 4 * size.hidden)[1])
+    """The rates of this machine, for float32 rows of the hidden width, and the output layer's products."""
+    return [*measured(size, threads, 4 * size.hidden)[1], *product_rates(BENCH, size, threads)]
