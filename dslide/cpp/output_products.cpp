@@ -70,17 +70,20 @@ std::ptrdiff_t OutputProducts::padded_hidden() const { return whole_panels(hidde
 
 void OutputProducts::hidden_gradient(Pool& pool, const WeightTable& weights, const ActiveSet& active, std::size_t first,
                                      std::size_t last, const Gradient& gradient, float* out) {
-  constexpr std::size_t kChunk = 1024;              // rows packed at a time
   constexpr std::size_t kDepth = 256, kPoints = 128;  // rows and points of a tile, which stays in the cache
+  constexpr std::size_t kPacked = std::size_t{1} << 19;  // values packed at a time: few enough for the shared cache, so many
+                                                          // that threads seldom wait for each other
   const std::size_t points = last - first, rows = active.row_count;
   const auto hidden = static_cast<std::size_t>(hidden_), width = static_cast<std::size_t>(padded_hidden());
+  const std::size_t chunk = std::max(kPacked / width / kDepth, std::size_t{1}) * kDepth;
   float* sums = width == hidden ? out : padded_.at_least(points * width);
-  std::fill_n(sums, points * width, 0.0f);
-  for (std::size_t c0 = 0; c0 < rows; c0 += kChunk) {
-    const std::size_t c1 = std::min(c0 + kChunk, rows);
-    if (first == 0 || rows > kChunk) pack_active(pool, weights, active, c0, c1);  // else still there
+  if (rows == 0) std::fill_n(sums, points * width, 0.0f);
+  for (std::size_t c0 = 0; c0 < rows; c0 += chunk) {
+    const std::size_t c1 = std::min(c0 + chunk, rows);
+    if (first == 0 || rows > chunk) pack_active(pool, weights, active, c0, c1);  // else still there
     pool.ranges(points, static_cast<std::size_t>(kernels().mr), [&](std::size_t b, std::size_t e) {
       const std::size_t begin = first + b, end = first + e;
+      if (c0 == 0) std::fill(sums + b * width, sums + e * width, 0.0f);  // by the thread that goes on with them
       for (std::size_t r0 = c0; r0 < c1; r0 += kDepth) {
         const std::size_t r1 = std::min(r0 + kDepth, c1);
         for (std::size_t p0 = begin; p0 < end; p0 += kPoints) {

@@ -434,7 +434,7 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
   config.hidden_total = config.hidden_end = kHidden;
   config.slope = 0.4f;
   config.dropout = 0.25f;
-  config.bias = kind != Optimizer::Kind::kAdagrad;
+  config.bias = kind != Optimizer::Kind::kAdagrad || sampler_name.find("bias") != std::string::npos;
   config.seed = 5;
   config.half = sampler_name.find("bfloat16") != std::string::npos;
   InputLayer input(pool, config);
@@ -519,7 +519,7 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
 
 void test_training() {
   for (const std::string sampler : {"full", "in-batch", "simhash", "dwta", "wta", "doph", "shared union",
-                                    "full in bfloat16", "in-batch in bfloat16"}) {
+                                    "full in bfloat16", "in-batch in bfloat16", "full in bfloat16 with bias"}) {
     for (const auto kind : {Optimizer::Kind::kAdagrad, Optimizer::Kind::kAdam, Optimizer::Kind::kAdamCatchUp}) {
       if (kind != Optimizer::Kind::kAdagrad && sampler.find("bfloat16") != std::string::npos) continue;
       for (const std::int64_t labels : {1, 37, 700}) {
