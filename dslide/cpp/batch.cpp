@@ -109,17 +109,19 @@ void Batch::index_features(int thread) {
 }
 
 void Batch::index_labels() {
-  constexpr std::size_t kAhead = 16;  // points whose labels are on their way
-  own_.clear();
+  std::int64_t count = 0;
+  for (const std::int64_t row : rows_) {  // the labels arrive while the next ones are asked for
+    __builtin_prefetch(y_.indices + y_.indptr[row]);
+    count += y_.indptr[row + 1] - y_.indptr[row];
+  }
+  own_.resize(static_cast<std::size_t>(count));
+  Own* next = own_.data();  // not push_back, which would write to what all threads read
   std::int32_t top = 0;
-  for (const std::int64_t row : rows_) __builtin_prefetch(y_.indptr + row);
-  for (std::size_t p = 0; p < rows_.size(); ++p) {
-    if (p + kAhead < rows_.size()) __builtin_prefetch(y_.indices + y_.indptr[rows_[p + kAhead]]);
+  for (std::size_t p = 0; p < rows_.size(); ++p)
     for (std::int64_t i = y_.indptr[rows_[p]]; i < y_.indptr[rows_[p] + 1]; ++i) {
-      own_.push_back({y_.indices[i], static_cast<std::int32_t>(p)});
+      *next++ = {y_.indices[i], static_cast<std::int32_t>(p)};
       top = std::max(top, y_.indices[i]);
     }
-  }
   constexpr int kBits = 11;  // of a label, a pass: a stable counting sort keeps the order of points
   sorted_.resize(own_.size());
   for (int shift = 0; shift == 0 || (shift < 32 && top >> shift != 0); shift += kBits) {

@@ -9,8 +9,7 @@
 namespace dslide {
 namespace {
 
-constexpr std::size_t kAhead = 16;  // rows on their way from memory
-constexpr std::int64_t kFirst = 8;   // of a point, before its sum begins
+constexpr std::int64_t kAhead = 16;  // rows on their way from memory
 
 }  // namespace
 
@@ -69,7 +68,7 @@ void InputLayer::forward(const Batch& batch, float* out, bool train) {
       const std::int64_t row = batch.row(p), from = x.indptr[row], count = x.indptr[row + 1] - from;
       if (p + 1 < end) {  // the sum asks for rows as it goes, but for the first ones
         const std::int64_t next = x.indptr[batch.row(p + 1)], last = x.indptr[batch.row(p + 1) + 1];
-        for (std::int64_t i = next; i < std::min(next + kFirst, last); ++i) weights_.prefetch(x.indices[i]);
+        for (std::int64_t i = next; i < std::min(next + kAhead, last); ++i) weights_.prefetch(x.indices[i]);
       }
       float* h = out + static_cast<std::ptrdiff_t>(p) * ld_;
       if (config_.half) kern.weighted_sum_half(weights_.half_row(0), ld_, x.indices + from, x.values + from, count, bias, h, ld_);
@@ -114,9 +113,9 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
       return;
     }
     for (std::size_t slot = 0; slot < mine.ids.size(); ++slot) {
-      if (slot + kAhead < mine.ids.size()) {
-        state_.prefetch(mine.ids[slot + kAhead]);
-        weights_.prefetch(mine.ids[slot + kAhead]);
+      if (slot + std::size_t{kAhead} < mine.ids.size()) {
+        state_.prefetch(mine.ids[slot + std::size_t{kAhead}]);
+        weights_.prefetch(mine.ids[slot + std::size_t{kAhead}]);
       }
       update_slot(slot);
     }
