@@ -228,8 +228,8 @@ class TrainConfig(Strict):
     )
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="of the weights, those between hidden layers aside, which stay float32; bfloat16 is "
-        "updated in float32 and rounded stochastically",
+        description="of the weights and Adam's moments, those between hidden layers aside, which stay "
+        "float32; bfloat16 is updated in float32 and rounded stochastically",
     )
     ensemble: int = Field(
         default=1, ge=1, description="networks, trained apart, whose probabilities are averaged"
@@ -265,17 +265,6 @@ class TrainConfig(Strict):
                 if number > 0:
                     raise ValueError(f"sampler.{name} can't be added to sampler.kind {sampler.kind}")
         if self.precision == "bfloat16":
-            if sampler.kind == "lsh" or sampler.lsh_extras:
-                key = "kind lsh" if sampler.kind == "lsh" else "lsh_extras"
-                raise ValueError(
-                    f"precision bfloat16 can't be hashed (sampler.{key}): "
-                    "take another sampler, or precision float32"
-                )
-            if self.optimizer.kind != "adagrad":
-                raise ValueError(
-                    f"precision bfloat16 doesn't go with optimizer.kind {self.optimizer.kind}, whose moments "
-                    "are float32: take optimizer.kind adagrad, or precision float32"
-                )
             network = self.network
             ends = {"network.hidden": network.hidden}  # the layers next to rows in bfloat16
             if network.hidden_layers:

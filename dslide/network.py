@@ -100,10 +100,10 @@ class Shape:
         """About what a rank allocates; `label_nnz` labels a point."""
         h = self.hidden_cuts[rank + 1] - self.hidden_cuts[rank]
         own = self.label_cuts[rank + 1] - self.label_cuts[rank]
-        weights = self.features * h + self._layer_weights(rank) + own * self.width
         neurons = own + sum(offsets[rank + 1] - offsets[rank] for offsets in self.layer_cuts)
+        weights = self.weight_bytes(rank, config)
         state = (
-            self.features * (h // STATE_BLOCK + 1) + neurons
+            4 * (self.features * (h // STATE_BLOCK + 1) + neurons)
             if config.optimizer.kind == "adagrad"
             else 2 * weights
         )
@@ -124,7 +124,7 @@ class Shape:
             buffers += own * self.width // 4
             if config.network.hidden_layers and config.precision != "float32":
                 buffers += own * self.width  # the sums of depth.class_means
-        return Need(self.weight_bytes(rank, config), 4 * state, 4 * tables, 4 * buffers)
+        return Need(weights, state, 4 * tables, 4 * buffers)
 
 
 class Network:
@@ -199,19 +199,17 @@ class Network:
     def weights(self) -> dict[str, NDArray[Any]]:
         """Views of this rank's parameters: weights of the input and output layers in the config's precision,
         everything else in float32."""
-        tensors = {f"{name}.weights": layer.weights for name, layer in self._named()}
-        if self.config.precision == "bfloat16":
-            for name in ("input.weights", "output.weights"):
-                tensors[name] = tensors[name].view(ml_dtypes.bfloat16)
+        tensors = {f"{name}.weights": _typed(layer.weights) for name, layer in self._named()}
         if self.config.network.bias:
             tensors |= {f"{name}.bias": layer.bias for name, layer in self._named()}
         return tensors
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Views of this rank's optimiser state."""
+        """Views of this rank's optimiser state: Adam's moments of bfloat16 weights in bfloat16, everything
+        else in float32."""
         tensors: dict[str, NDArray[Any]] = {}
         for side, layer in self._named():
-            tensors |= {f"{side}.weights.{name}": array for name, array in layer.state().items()}
+            tensors |= {f"{side}.weights.{name}": _typed(array) for name, array in layer.state().items()}
             if self.config.network.bias:
                 tensors |= {f"{side}.bias.{name}": array for name, array in layer.bias_state().items()}
         return tensors
@@ -225,6 +223,11 @@ class Network:
         """(axis, begin, end) of this rank's part of a tensor in the whole one."""
         layers = [(layer.own.start, layer.own.stop) for layer in self.hidden_layers]
         return _range(name, self.weights() | self.state(), self.hidden, self.labels, layers)
+
+
+def _typed(array: NDArray[Any]) -> NDArray[Any]:
+    """The core's bits of bfloat16, which it has as uint16, as what they are."""
+    return array.view(ml_dtypes.bfloat16) if array.dtype == np.uint16 else array
 
 
 def _range(

@@ -22,13 +22,14 @@ FEATURES, HIDDEN, LABELS = 61, 20, 47
 class Run:
     """A core network that is trained on any points of a fixed set, without dropout."""
 
-    def __init__(self, optimizer, kind, points, threads=2):
+    def __init__(self, optimizer, kind, points, threads=2, precision="float32"):
         config = TrainConfig.model_validate(
             {
                 "network": {"hidden": HIDDEN, "dropout": 0, "input_init_std": 0.5, "output_init": "normal",
                             "output_init_std": 0.5, "bias": True},
                 "sampler": {"kind": kind, "log_q": False, "lsh": {"K": 3, "L": 3, "min_active": 0}},
                 "optimizer": optimizer,
+                "precision": precision,
             }
         )  # fmt: skip
         self.pool = _core.Pool(threads)
@@ -134,14 +135,17 @@ def test_it_is_dense_adam_on_random_batches(kind):
         np.testing.assert_allclose(array, expected[name], rtol=2e-3, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["in-batch", "lsh"])
-def test_any_number_of_threads_gives_the_same_bits(kind):
+def test_any_number_of_threads_gives_the_same_bits(kind, precision):
     points = make_points(200, FEATURES, LABELS, 6)
     results = []
     for threads in (1, 2, 5):
-        run = Run({"kind": "adam-catch-up"}, kind, points, threads)
+        run = Run({"kind": "adam-catch-up"}, kind, points, threads, precision)
         for step in range(1, 60):
             run.step(np.arange(step, step + 5) % 200, 0.01, step)
+            if kind == "lsh" and step % 20 == 0:
+                run.sampler.refresh(step)
         results.append(run.all())
     for name, array in results[0].items():
         for other in results[1:]:

@@ -44,12 +44,14 @@ def test_a_need_that_does_not_fit_is_refused_with_its_numbers(monkeypatch) -> No
         check_memory(LocalComm(), Need(weights=4 * GIB, state=GIB // 2, tables=GIB // 4, batch=GIB // 8))
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["adagrad", "adam"])
-def test_the_estimate_is_what_training_takes(kind: str) -> None:
+def test_the_estimate_is_what_training_takes(kind: str, precision: str) -> None:
     dataset = make_dataset(train=200, test=30, features=40_000, labels=40_000)
     config = TrainConfig.model_validate(
-        {"epochs": 1, "batch_size": 50, "threads": 1, "network": {"hidden": 256}, "optimizer": {"kind": kind}}
-    )
+        {"epochs": 1, "batch_size": 50, "threads": 1, "network": {"hidden": 256}, "optimizer": {"kind": kind},
+         "precision": precision}
+    )  # fmt: skip
     trainer = Trainer(config, dataset, LocalComm(), Recorder(None))
     need = trainer.shape.memory(0, config, 2)
     arrays = sum(a.nbytes for a in (trainer.network.weights() | trainer.network.state()).values())

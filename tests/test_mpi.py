@@ -127,6 +127,19 @@ def test_ranks_in_bfloat16(trained, data, tmp_path):
     assert resumed["p1"] == whole["p1"]
 
 
+def test_ranks_with_hash_tables_in_bfloat16(data, tmp_path):
+    """As in float32, up to the neighbours that other sums are rounded to."""
+    more = ["--preset", "slide", *BFLOAT16, "--set", "wire=fp32", "--set", "epochs=0.4",
+            "--set", "optimizer.eps=1e-3", "--set", "sampler.lsh.K=2", "--set", "sampler.lsh.bucket_cap=1000",
+            "--set", "sampler.lsh.min_active=0"]  # fmt: skip
+    alone, together = (train(ranks, data, tmp_path / str(ranks), *more) for ranks in (1, 2))
+    assert together["active_pairs"] == pytest.approx(alone["active_pairs"], rel=2e-2)
+    weights = tensors(tmp_path / "1")
+    for name, array in tensors(tmp_path / "2").items():
+        one, two = weights[name].astype(np.float32), array.astype(np.float32)
+        assert np.abs(one - two).mean() <= 2**-8 * np.abs(one).max()
+
+
 def test_payload_depends_neither_on_labels_nor_on_features(trained, tmp_path):
     """Even with one label, which leaves a rank without any."""
     folder = write_prepared(tmp_path / "set", make_dataset(labels=1, features=3000))

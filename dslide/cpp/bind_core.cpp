@@ -80,7 +80,10 @@ py::array view(WeightTable& weights, std::vector<py::ssize_t> shape, py::handle 
 
 py::dict state_views(RowState& state, std::int64_t rows, std::int64_t width, py::handle owner) {
   py::dict views;
-  if (state.optimizer().moments()) {
+  if (state.half()) {  // the bits of bfloat16
+    views["m"] = py::array_t<std::uint16_t>({rows, width}, state.half_m().data(), owner);
+    views["v"] = py::array_t<std::uint16_t>({rows, width}, state.half_v().data(), owner);
+  } else if (state.optimizer().moments()) {
     views["m"] = view(state.m(), {rows, width}, owner);
     views["v"] = view(state.v(), {rows, width}, owner);
   } else {

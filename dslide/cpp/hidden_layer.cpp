@@ -193,8 +193,8 @@ void HiddenLayer::update(float lr, std::uint64_t step) {
   const float step_size = rows_.state().optimizer().step_size(lr, step);
   if (active_.all) update_all(step_size);
   else update_sampled(step_size);
-  rows_.state().finish_step(step_size);
-  rows_.bias_state().finish_step(step_size);
+  rows_.state().finish_step(step_size, step);
+  rows_.bias_state().finish_step(step_size, step);
 }
 
 void HiddenLayer::update_all(float step_size) {

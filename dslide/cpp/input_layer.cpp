@@ -34,12 +34,12 @@ InputLayer::InputLayer(Pool& pool, const InputConfig& config)
 }
 
 void InputLayer::set_optimizer(const Optimizer& optimizer) {
-  state_.reset(optimizer, config_.features, ld_, ld_, config_.state_block);
+  state_.reset(optimizer, config_.features, ld_, ld_, config_.state_block, config_.half);
   bias_state_.reset(optimizer, config_.bias ? 1 : 0, ld_, ld_, config_.state_block);
 }
 
 void InputLayer::settle() {
-  state_.settle(pool_, weights_.floats().data());
+  weights_.settle(state_, rounding(), pool_);
   bias_state_.settle(pool_, bias_.data());
 }
 
@@ -52,9 +52,9 @@ void InputLayer::forward(const Batch& batch, float* out, bool train) {
   const auto threshold = static_cast<std::uint32_t>(config_.dropout * 65536.0f + 0.5f);
   const Philox random(config_.seed, Purpose::kDropout);
   if (train && state_.optimizer().catches_up()) {
+    const Rounding draws = rounding();
     pool_.run([&](int thread) {
-      for (const std::int64_t feature : batch.features(thread).ids)
-        state_.catch_up(feature, weights_.floats().data() + feature * ld_);
+      for (const std::int64_t feature : batch.features(thread).ids) weights_.catch_up(state_, draws, feature);
     });
   }
   if (train) derivative_.at_least(batch.size() * static_cast<std::size_t>(ld_));
@@ -88,8 +88,8 @@ void InputLayer::forward(const Batch& batch, float* out, bool train) {
 void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t step) {
   if (ld_ == 0) return;
   const Kernels& kern = kernels();
-  const Philox rounding(config_.seed, Purpose::kInputRounding);
-  const WeightTable::Step now{rounding, step, state_.optimizer().step_size(lr, step), 0, config_.hidden_begin};
+  const Rounding draws = rounding();
+  const WeightTable::Step now{draws, step, state_.optimizer().step_size(lr, step)};
   pool_.ranges(batch.size(), 1, [&](std::size_t begin, std::size_t end) {
     const auto at = static_cast<std::ptrdiff_t>(begin) * ld_;
     kern.multiply(dh + at, derivative_.data() + at, static_cast<std::ptrdiff_t>(end - begin) * ld_);
@@ -126,8 +126,8 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
     for (std::size_t p = 0; p < batch.size(); ++p) kern.axpy(1.0f, dh + static_cast<std::ptrdiff_t>(p) * ld_, g, ld_);
     bias_state_.update(0, bias_.data(), g, now.size);
   }
-  state_.finish_step(now.size);
-  bias_state_.finish_step(now.size);
+  state_.finish_step(now.size, step);
+  bias_state_.finish_step(now.size, step);
 }
 
 }  // namespace dslide

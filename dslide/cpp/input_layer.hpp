@@ -49,6 +49,8 @@ class InputLayer {
   RowState& bias_state() { return bias_state_; }
 
  private:
+  Rounding rounding() const { return {Philox(config_.seed, Purpose::kInputRounding), 0, config_.hidden_begin}; }
+
   Pool& pool_;
   InputConfig config_;
   std::ptrdiff_t ld_;

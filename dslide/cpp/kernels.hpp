@@ -92,6 +92,13 @@ struct Kernels {
   // w -= m d (terms[0] + u terms[1] + ...), then m *= decay1, v *= decay2.
   void (*adam_missed)(float* w, float* m, float* v, std::ptrdiff_t n, const float* terms, int count, float decay1,
                       float decay2, float eps);
+  // Both with w, m and v in bfloat16: computed in float32 and rounded once, as round_stochastic does with keys[0] for w,
+  // keys[1] for m and keys[2] for v.
+  void (*adam_half)(std::uint16_t* w, std::uint16_t* m, std::uint16_t* v, const float* g, std::ptrdiff_t n, float lr,
+                    float beta1, float beta2, float eps, const std::uint32_t keys[3], std::uint32_t first);
+  void (*adam_missed_half)(std::uint16_t* w, std::uint16_t* m, std::uint16_t* v, std::ptrdiff_t n, const float* terms,
+                           int count, float decay1, float decay2, float eps, const std::uint32_t keys[3],
+                           std::uint32_t first);
   // Standard normal numbers times `std`, four a counter: out[(r * columns + c) * 4 ..] has those of Philox counter
   // (a + r, b + c) under `key`, by Box-Muller.
   void (*normals)(const std::uint32_t key[2], std::uint64_t a, std::uint64_t b, std::ptrdiff_t rows,

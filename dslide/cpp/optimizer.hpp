@@ -1,14 +1,16 @@
 // Row-wise Adagrad and Adam, and the state that they keep for one matrix.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <stdexcept>
-#include <string>
+#include <utility>
 
 #include "buffer.hpp"
 #include "kernels.hpp"
 #include "missed_steps.hpp"
+#include "philox.hpp"
 #include "pool.hpp"
 
 namespace dslide {
@@ -41,41 +43,68 @@ struct WeightedSum {
   const std::int32_t* ids;
   const float* values;
   std::ptrdiff_t count;
+
+  void make(float* out, std::ptrdiff_t width) const {
+    kernels().weighted_sum(rows, ld, ids, values, count, nullptr, out, width);
+  }
 };
 
-// The optimiser's state of a [rows, width] matrix with row stride `ld`.
+// What a matrix in bfloat16 is rounded by: up with the probability of the part that is cut off, so that steps below half a
+// unit in the last place are not lost but taken now and then (Gupta et al. 2015, Deep learning with limited numerical
+// precision, section 3). The draws are keyed by (seed, step, row, unit), so they are the same for any number of threads
+// and ranks.
+struct Rounding {
+  Philox random;
+  std::int64_t first_row, first_unit;  // global ids of this shard's row 0 and unit 0
+
+  // Keys of a row's draws in the step of this number: for its weights, m and v.
+  std::array<std::uint32_t, 4> keys(std::uint64_t step, std::int64_t row) const {
+    return random(step, static_cast<std::uint64_t>(first_row + row));
+  }
+  // The same for the steps that it missed up to the one of this number.
+  std::array<std::uint32_t, 4> missed_keys(std::uint64_t step, std::int64_t row) const {
+    return keys(step | std::uint64_t{1} << 63, row);
+  }
+  std::uint32_t unit() const { return static_cast<std::uint32_t>(first_unit); }
+};
+
+// The optimiser's state of a [rows, width] matrix with row stride `ld`. Of a matrix in bfloat16 Adam's moments are
+// bfloat16, too, and rounded as the weights are: with b2 = 0.999 a step changes v by less than half a unit in the last
+// place, and rounding to the nearest would hold it where it is.
 class RowState {
  public:
   void reset(const Optimizer& optimizer, std::int64_t rows, std::int64_t width, std::ptrdiff_t ld,
-             std::int64_t block) {
+             std::int64_t block, bool half = false) {
     optimizer_ = optimizer;
     width_ = width;
     ld_ = ld;
     block_ = block;
     blocks_ = width == 0 ? 0 : (width + block - 1) / block;
-    const auto n = static_cast<std::size_t>(rows);
+    half_ = half && optimizer.moments();
+    const auto n = static_cast<std::size_t>(rows), size = optimizer.moments() ? n * static_cast<std::size_t>(ld) : 0;
     own_step_.reset(optimizer.catches_up() ? n : 0);
     if (optimizer.catches_up()) missed_.reset(optimizer.beta1, optimizer.beta2);
-    if (optimizer.moments()) {
-      accum_.reset(0);
-      m_.reset(n * static_cast<std::size_t>(ld));
-      v_.reset(n * static_cast<std::size_t>(ld));
-    } else {
-      m_.reset(0);
-      v_.reset(0);
-      accum_.reset(n * static_cast<std::size_t>(blocks_));
-      for (std::size_t i = 0; i < accum_.size(); ++i) accum_[i] = optimizer.initial_accumulator;
-    }
+    m_.reset(half_ ? 0 : size);
+    v_.reset(half_ ? 0 : size);
+    half_m_.reset(half_ ? size : 0);
+    half_v_.reset(half_ ? size : 0);
+    accum_.reset(optimizer.moments() ? 0 : n * static_cast<std::size_t>(blocks_));
+    for (std::size_t i = 0; i < accum_.size(); ++i) accum_[i] = optimizer.initial_accumulator;
   }
 
   // Makes the steps that row `row` with weights w has missed. A row must be up to date whenever it is read.
   void catch_up(std::int64_t row, float* w) {
-    std::uint32_t& own_step = own_step_[static_cast<std::size_t>(row)];
-    if (own_step == missed_.now()) return;
-    const MissedSteps::Since since = missed_.since(own_step);
+    if (up_to_date(row)) return;
+    const MissedSteps::Since since = missed_since(row);
     kernels().adam_missed(w, m_.data() + row * ld_, v_.data() + row * ld_, width_, since.terms, missed_.count(),
                           since.decay1, since.decay2, optimizer_.eps);
-    own_step = missed_.now();
+  }
+  void catch_up(std::int64_t row, std::uint16_t* w, const Rounding& rounding) {
+    if (up_to_date(row)) return;
+    const MissedSteps::Since since = missed_since(row);
+    kernels().adam_missed_half(w, half_m_.data() + row * ld_, half_v_.data() + row * ld_, width_, since.terms,
+                               missed_.count(), since.decay1, since.decay2, optimizer_.eps,
+                               rounding.missed_keys(step_, row).data(), rounding.unit());
   }
 
   // Updates row `row` with weights w; g may be null for a zero gradient. finish_step() ends the step.
@@ -85,7 +114,7 @@ class RowState {
       if (optimizer_.catches_up()) catch_up(row, w);
       kern.adam(w, m_.data() + row * ld_, v_.data() + row * ld_, g, width_, step_size, optimizer_.beta1, optimizer_.beta2,
                 optimizer_.eps);
-      if (optimizer_.catches_up()) own_step_[static_cast<std::size_t>(row)] = missed_.now() + 1;
+      made(row);
     } else if (g != nullptr) {
       kern.adagrad(w, accum_.data() + row * blocks_, g, width_, block_, step_size, optimizer_.eps);
     }
@@ -94,53 +123,93 @@ class RowState {
   // The same with a gradient that is still to be summed up; `g` [width] is scratch.
   void update(std::int64_t row, float* w, const WeightedSum& sum, float* g, float step_size) {
     if (optimizer_.moments()) {
-      kernels().weighted_sum(sum.rows, sum.ld, sum.ids, sum.values, sum.count, nullptr, g, width_);
+      sum.make(g, width_);
       return update(row, w, g, step_size);
     }
     kernels().adagrad_sum(sum.rows, sum.ld, sum.ids, sum.values, sum.count, w, accum_.data() + row * blocks_, g, width_,
                           block_, step_size, optimizer_.eps);
   }
 
+  // Adam of a row in bfloat16, in the step of this number.
+  void update(std::int64_t row, std::uint16_t* w, const float* g, float step_size, std::uint64_t step,
+              const Rounding& rounding) {
+    if (optimizer_.catches_up()) catch_up(row, w, rounding);
+    kernels().adam_half(w, half_m_.data() + row * ld_, half_v_.data() + row * ld_, g, width_, step_size, optimizer_.beta1,
+                        optimizer_.beta2, optimizer_.eps, rounding.keys(step, row).data(), rounding.unit());
+    made(row);
+  }
+
   // Asks for the state of a row that update() is about to want.
   __attribute__((always_inline)) void prefetch(std::int64_t row) const {
-    if (!optimizer_.moments()) return dslide::prefetch(accum_.data() + row * blocks_, 4);
-    dslide::prefetch(m_.data() + row * ld_, static_cast<std::size_t>(width_) * 4);
-    dslide::prefetch(v_.data() + row * ld_, static_cast<std::size_t>(width_) * 4);
+    const auto units = static_cast<std::size_t>(width_);
+    if (half_) {
+      dslide::prefetch(half_m_.data() + row * ld_, 2 * units);
+      dslide::prefetch(half_v_.data() + row * ld_, 2 * units);
+    } else if (optimizer_.moments()) {
+      dslide::prefetch(m_.data() + row * ld_, 4 * units);
+      dslide::prefetch(v_.data() + row * ld_, 4 * units);
+    } else {
+      dslide::prefetch(accum_.data() + row * blocks_, 4);
+    }
   }
 
   // The same before catch_up(), where there is something to catch up with.
   __attribute__((always_inline)) void prefetch_missed(std::int64_t row) const {
-    if (own_step_[static_cast<std::size_t>(row)] != missed_.now()) prefetch(row);
+    if (!up_to_date(row)) prefetch(row);
   }
 
-  // To be called once, after all rows that have a gradient were updated.
-  void finish_step(float step_size) {
+  // To be called once, after all rows that have a gradient were updated in the step of this number.
+  void finish_step(float step_size, std::uint64_t step) {
+    step_ = step;
     if (optimizer_.catches_up()) missed_.advance(step_size);
   }
 
   // Brings all rows of `weights` [rows, ld] up to date.
   void settle(Pool& pool, float* weights) {
+    settle_rows(pool, [&](std::int64_t row) { catch_up(row, weights + row * ld_); });
+  }
+  void settle(Pool& pool, std::uint16_t* weights, const Rounding& rounding) {
+    settle_rows(pool, [&](std::int64_t row) { catch_up(row, weights + row * ld_, rounding); });
+  }
+
+  const Optimizer& optimizer() const { return optimizer_; }
+  std::int64_t blocks() const { return blocks_; }
+  bool half() const { return half_; }  // moments in bfloat16
+  Buffer<float>& accum() { return accum_; }
+  Buffer<float>& m() { return m_; }
+  Buffer<float>& v() { return v_; }
+  Buffer<std::uint16_t>& half_m() { return half_m_; }
+  Buffer<std::uint16_t>& half_v() { return half_v_; }
+
+ private:
+  bool up_to_date(std::int64_t row) const { return own_step_[static_cast<std::size_t>(row)] == missed_.now(); }
+  // What a row has missed, which counts as caught up with from then on.
+  MissedSteps::Since missed_since(std::int64_t row) {
+    return missed_.since(std::exchange(own_step_[static_cast<std::size_t>(row)], missed_.now()));
+  }
+  // The row has made the step that is not finished yet.
+  void made(std::int64_t row) {
+    if (optimizer_.catches_up()) own_step_[static_cast<std::size_t>(row)] = missed_.now() + 1;
+  }
+  template <class CatchUp>
+  void settle_rows(Pool& pool, CatchUp catch_up_row) {
     if (!optimizer_.catches_up()) return;
     pool.ranges(own_step_.size(), 1, [&](std::size_t begin, std::size_t end) {
       for (std::size_t row = begin; row < end; ++row) {
-        catch_up(static_cast<std::int64_t>(row), weights + static_cast<std::ptrdiff_t>(row) * ld_);
+        catch_up_row(static_cast<std::int64_t>(row));
         own_step_[row] = 0;
       }
     });
     missed_.clear();
   }
 
-  const Optimizer& optimizer() const { return optimizer_; }
-  std::int64_t blocks() const { return blocks_; }
-  Buffer<float>& accum() { return accum_; }
-  Buffer<float>& m() { return m_; }
-  Buffer<float>& v() { return v_; }
-
- private:
   Optimizer optimizer_;
   std::int64_t width_ = 0, block_ = 0, blocks_ = 0;
   std::ptrdiff_t ld_ = 0;
+  bool half_ = false;
+  std::uint64_t step_ = 0;  // that was finished last
   Buffer<float> accum_, m_, v_;
+  Buffer<std::uint16_t> half_m_, half_v_;
   MissedSteps missed_;
   Buffer<std::uint32_t> own_step_;  // catch-up: of each row, in missed_'s count
 };

@@ -29,7 +29,8 @@ OutputLayer::OutputLayer(Pool& pool, const OutputConfig& config) : pool_(pool), 
 }
 
 void OutputLayer::set_optimizer(const Optimizer& optimizer) {
-  state_.reset(optimizer, config_.shard.size(), config_.hidden, config_.hidden, config_.hidden);
+  state_.reset(optimizer, config_.shard.size(), config_.hidden, config_.hidden, config_.hidden,
+               config_.half);
   bias_state_.reset(optimizer, config_.bias ? config_.shard.size() : 0, 1, 1, 1);
 }
 
@@ -158,22 +159,22 @@ double OutputLayer::backward(const Batch& batch, const float* lse, float* dh, bo
 }
 
 void OutputLayer::update(float lr, std::uint64_t step) {
-  const Philox rounding(config_.seed, Purpose::kOutputRounding);
-  const WeightTable::Step now{rounding, step, state_.optimizer().step_size(lr, step), config_.shard.begin, 0};
+  const Rounding draws = rounding();
+  const WeightTable::Step now{draws, step, state_.optimizer().step_size(lr, step)};
   if (active_.shared) update_shared(now);
   else update_pairs(now);
   if (state_.optimizer().dense()) update_inactive(now);
-  state_.finish_step(now.size);
-  bias_state_.finish_step(now.size);
+  state_.finish_step(now.size, step);
+  bias_state_.finish_step(now.size, step);
 }
 
 void OutputLayer::settle() {
-  state_.settle(pool_, weights_.floats().data());
+  weights_.settle(state_, rounding(), pool_);
   bias_state_.settle(pool_, bias_.data());
 }
 
 void OutputLayer::catch_up_row(std::int32_t row) {
-  state_.catch_up(row, weights_.floats().data() + std::ptrdiff_t{row} * config_.hidden);
+  weights_.catch_up(state_, rounding(), row);
   if (config_.bias) bias_state_.catch_up(row, bias_.data() + row);
 }
 

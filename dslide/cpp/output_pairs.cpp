@@ -44,7 +44,7 @@ void OutputLayer::forward_pairs(const float* h, std::size_t points, float* lse) 
   constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
   const Kernels& kern = kernels();
   const bool catches_up = state_.optimizer().catches_up();
-  const std::size_t pairs = active_.pair_points.size();
+  const std::size_t pairs = active_.pair_points.size(), hidden = static_cast<std::size_t>(config_.hidden);
   logits_.at_least(std::max<std::size_t>(1, pairs));
   part_max_.at_least(kParts * std::max<std::size_t>(1, points));
   part_sum_.at_least(kParts * std::max<std::size_t>(1, points));
@@ -55,6 +55,7 @@ void OutputLayer::forward_pairs(const float* h, std::size_t points, float* lse) 
     float* sum = part_sum_.data() + static_cast<std::size_t>(part) * points;
     std::fill_n(max, points, kMinusInf);
     std::fill_n(sum, points, 0.0f);
+    Buffer<float> copy(config_.half ? hidden : 0);
     std::size_t own = own_range(begin, end).first;
     for (std::size_t r = begin; r < end; ++r) {
       prefetch_weights(r + kAhead, end);
@@ -65,7 +66,7 @@ void OutputLayer::forward_pairs(const float* h, std::size_t points, float* lse) 
       const std::int64_t from = active_.pair_indptr[r], count = active_.pair_indptr[r + 1] - from;
       const std::int32_t* point = active_.pair_points.data() + from;
       float* logit = logits_.data() + from;
-      kern.dots(row_weights(active_.row(r)), h, config_.hidden, point, count, logit, config_.hidden);
+      kern.dots(weights_.as_floats(active_.row(r), copy.data()), h, config_.hidden, point, count, logit, config_.hidden);
       const float bias = config_.bias ? bias_[static_cast<std::size_t>(active_.row(r))] : 0.0f;
       for (std::int64_t i = 0; i < count; ++i) {
         logit[i] += bias;
@@ -86,7 +87,7 @@ void OutputLayer::forward_pairs(const float* h, std::size_t points, float* lse) 
 
 double OutputLayer::backward_pairs(const float* lse, std::size_t points, float* dh) {
   const Kernels& kern = kernels();
-  const std::size_t size = points * static_cast<std::size_t>(config_.hidden);
+  const std::size_t hidden = static_cast<std::size_t>(config_.hidden), size = points * hidden;
   copy_.at_least(kParts * std::max<std::size_t>(1, size));
   double losses[kParts] = {};
   for_parts([&](int part, std::size_t begin, std::size_t end) {
@@ -96,6 +97,7 @@ double OutputLayer::backward_pairs(const float* lse, std::size_t points, float* 
       factor[p] = std::isinf(factor[p]) ? 0.0f : scale_[p] * std::exp(factor[p] - lse[p]);
     float* sum = copy_.data() + static_cast<std::size_t>(part) * size;
     std::fill_n(sum, size, 0.0f);
+    Buffer<float> copy(config_.half ? hidden : 0);
     std::size_t own = own_range(begin, end).first;
     for (std::size_t r = begin; r < end; ++r) {
       prefetch_weights(r + kAhead, end);
@@ -108,7 +110,7 @@ double OutputLayer::backward_pairs(const float* lse, std::size_t points, float* 
         logits_[static_cast<std::size_t>(own_pairs_[own])] -= target_[p];
         losses[part] += static_cast<double>(target_[p]) * static_cast<double>(lse[p] - own_logits_[own]);
       }
-      kern.scatter_add(row_weights(active_.row(r)), sum, config_.hidden, point, gradient, count, config_.hidden);
+      kern.scatter_add(weights_.as_floats(active_.row(r), copy.data()), sum, config_.hidden, point, gradient, count, config_.hidden);
     }
   });
   pool_.ranges(size, 1024, [&](std::size_t begin, std::size_t end) {
@@ -124,7 +126,8 @@ double OutputLayer::backward_pairs(const float* lse, std::size_t points, float* 
 void OutputLayer::update_pairs(const WeightTable::Step& step) {
   const Kernels& kern = kernels();
   pool_.run([&](int thread) {
-    float* g = scratch_[static_cast<std::size_t>(thread)].at_least(static_cast<std::size_t>(config_.hidden));
+    const auto hidden = static_cast<std::size_t>(config_.hidden);
+    float* g = scratch_[static_cast<std::size_t>(thread)].at_least(2 * hidden);
     for (int part = thread; part < kParts; part += pool_.threads()) {
       const std::size_t end = part_begin(part + 1);
       for (std::size_t r = part_begin(part); r < end; ++r) {
@@ -135,7 +138,7 @@ void OutputLayer::update_pairs(const WeightTable::Step& step) {
                           nullptr, g, config_.hidden);
         float bias_gradient = 0.0f;
         for (std::int64_t i = from; i < to; ++i) bias_gradient += logits_[static_cast<std::size_t>(i)];
-        update_row(active_.row(r), g, bias_gradient, step, nullptr);
+        update_row(active_.row(r), g, bias_gradient, step, g + hidden);
       }
     }
   });

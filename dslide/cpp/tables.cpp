@@ -5,6 +5,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "kernels.hpp"
 #include "philox.hpp"
 
 namespace dslide {
@@ -47,7 +48,6 @@ LshSampler::LshSampler(OutputLayer& layer, const Config& config)
   if (config.bucket_cap < 1 || config.min_active < 0 || config.top_up < 0)
     throw std::invalid_argument("lsh sampler: the bucket cap must be positive, the bounds not negative");
   if (config.beta < 1 || config.min_hits < 1) throw std::invalid_argument("lsh sampler: beta and min_hits must be positive");
-  if (layer.config().half) throw std::invalid_argument("lsh sampler: hash tables need weights in float32");
   new_functions(config.seed);
   rebuild();
 }
@@ -56,12 +56,31 @@ void LshSampler::new_functions(std::uint64_t seed) {
   family_ = make_hash_family(layer_.config().hidden, config_.hash, seed);
 }
 
+// Rows in bfloat16 are hashed from a copy, some of them at a time.
+void LshSampler::hash_rows() {
+  constexpr std::size_t kBlock = 4096;
+  const auto rows = static_cast<std::size_t>(layer_.config().shard.size());
+  const auto hidden = static_cast<std::size_t>(layer_.config().hidden);
+  const WeightTable& weights = layer_.weights();
+  Pool& pool = layer_.pool();
+  codes_.resize(rows * static_cast<std::size_t>(config_.hash.l));
+  if (!weights.half()) return family_->hash(pool, weights.row(0), rows, codes_.data(), rows);
+  Buffer<float> copy(std::min(kBlock, rows) * hidden);
+  for (std::size_t first = 0; first < rows; first += kBlock) {
+    const std::size_t count = std::min(kBlock, rows - first);
+    pool.ranges(count, 1, [&](std::size_t begin, std::size_t end) {
+      kernels().expand(weights.half_row(static_cast<std::int64_t>(first + begin)),
+                       static_cast<std::ptrdiff_t>((end - begin) * hidden), copy.data() + begin * hidden);
+    });
+    family_->hash(pool, copy.data(), count, codes_.data() + first, rows);
+  }
+}
+
 void LshSampler::rebuild(std::uint64_t draw) {
   layer_.settle();
+  hash_rows();
   const auto count = static_cast<std::size_t>(layer_.config().shard.size());
   const int l = config_.hash.l;
-  codes_.resize(count * static_cast<std::size_t>(l));
-  family_->hash(layer_.pool(), layer_.weights().floats().data(), count, codes_.data(), count);
   tables_.build(layer_.pool(), codes_.data(), count, l, family_->buckets(), config_.bucket_cap, config_.policy,
                 config_.seed, draw);
 }

@@ -78,7 +78,7 @@ class LshSampler : public Sampler, public Proposer {
   };
   void query(const Batch& batch, const float* h, bool own_labels);
   void answer(const Batch& batch, std::size_t point, Scratch& scratch, std::vector<std::int32_t>& list) const;
-
+  void hash_rows();
   void invert(std::size_t points, ActiveSet& active);
 
   OutputLayer& layer_;

@@ -8,14 +8,10 @@
 #include "buffer.hpp"
 #include "kernels.hpp"
 #include "optimizer.hpp"
-#include "philox.hpp"
 
 namespace dslide {
 
-// [rows, width]. In bfloat16 a row is updated in float32 and rounded stochastically: up with the probability of the part
-// that is cut off, so that steps below half a unit in the last place are not lost but taken now and then (Gupta et al.
-// 2015, Deep learning with limited numerical precision, section 3). The draws are keyed by (seed, step, row, unit), so
-// they are the same for any number of threads and ranks.
+// [rows, width]. In bfloat16 a row is updated in float32 and rounded stochastically (Rounding, optimizer.hpp).
 class WeightTable {
  public:
   void reset(std::int64_t rows, std::int64_t width, bool half) {
@@ -56,18 +52,33 @@ class WeightTable {
 
   // What the optimiser needs to update a row.
   struct Step {
-    const Philox& random;         // of this table's rounding
-    std::uint64_t number;         // from 1
+    const Rounding& rounding;
+    std::uint64_t number;  // from 1
     float size;
-    std::int64_t first_row, first_unit;  // global ids of this shard's row 0 and unit 0
   };
-  // By the gradient g [width]; null: zero. `scratch` [width] is needed in bfloat16.
+  // By the gradient g [width]; null: zero. `scratch` [width] is needed in bfloat16, but for Adam.
   void update(RowState& state, const Step& step, std::int64_t row, const float* g, float* scratch) {
-    change(step, row, scratch, [&](float* w) { state.update(row, w, g, step.size); });
+    if (state.half()) state.update(row, halves_.data() + row * width_, g, step.size, step.number, step.rounding);
+    else change(step, row, scratch, [&](float* w) { state.update(row, w, g, step.size); });
   }
   // By a gradient that is still to be summed up; `scratch` [2 width].
   void update(RowState& state, const Step& step, std::int64_t row, const WeightedSum& sum, float* scratch) {
-    change(step, row, scratch, [&](float* w) { state.update(row, w, sum, scratch + width_, step.size); });
+    if (state.half()) {
+      sum.make(scratch, static_cast<std::ptrdiff_t>(width_));
+      update(state, step, row, scratch, nullptr);
+    } else {
+      change(step, row, scratch, [&](float* w) { state.update(row, w, sum, scratch + width_, step.size); });
+    }
+  }
+
+  // Adam with catch-up: the steps that a row, or every row, has missed.
+  void catch_up(RowState& state, const Rounding& rounding, std::int64_t row) {
+    if (state.half()) state.catch_up(row, halves_.data() + row * width_, rounding);
+    else state.catch_up(row, floats_.data() + row * width_);
+  }
+  void settle(RowState& state, const Rounding& rounding, Pool& pool) {
+    if (state.half()) state.settle(pool, halves_.data(), rounding);
+    else state.settle(pool, floats_.data());
   }
 
  private:
@@ -78,9 +89,8 @@ class WeightTable {
     std::uint16_t* at = halves_.data() + row * width_;
     kernels().expand(at, static_cast<std::ptrdiff_t>(width_), scratch);
     body(scratch);
-    const auto words = step.random(step.number, static_cast<std::uint64_t>(step.first_row + row));
-    kernels().round_stochastic(scratch, static_cast<std::ptrdiff_t>(width_), words[0],
-                               static_cast<std::uint32_t>(step.first_unit), at);
+    kernels().round_stochastic(scratch, static_cast<std::ptrdiff_t>(width_), step.rounding.keys(step.number, row)[0],
+                               step.rounding.unit(), at);
   }
 
   std::int64_t width_ = 0;

@@ -223,6 +223,41 @@ void test_kernels(const Kernels& kern) {
         near(v[i] / vv[i], 1.0, 1e-5, at + "adam_missed v");
       }
     }
+    // In bfloat16: a row that is expanded, moved in float32 and rounded, weights and moments by draws of their own.
+    const std::uint32_t keys[3] = {11, 22, 33};
+    std::vector<std::uint16_t> halves[3], rounded(size);
+    std::vector<float> wide[3];
+    const auto start = [&] {
+      for (std::size_t part = 0; part < 3; ++part) {
+        halves[part].resize(size);
+        wide[part].resize(size);
+        for (std::size_t i = 0; i < size; ++i)
+          halves[part][i] = reference::to_bfloat16(part == 0 ? w[i] : part == 1 ? bias[i] : bias[i] * bias[i]);
+        kern.expand(halves[part].data(), n, wide[part].data());
+      }
+    };
+    const auto same = [&](const std::string& what) {
+      for (std::size_t part = 0; part < 3; ++part) {
+        kern.round_stochastic(wide[part].data(), n, keys[part], 7, rounded.data());
+        check(halves[part] == rounded, at + what + std::to_string(part));
+      }
+    };
+    for (const float* g : {static_cast<const float*>(out.data()), static_cast<const float*>(nullptr)}) {
+      start();
+      kern.adam(wide[0].data(), wide[1].data(), wide[2].data(), g, n, 0.01f, 0.9f, 0.999f, 1e-5f);
+      kern.adam_half(halves[0].data(), halves[1].data(), halves[2].data(), g, n, 0.01f, 0.9f, 0.999f, 1e-5f, keys, 7);
+      same("adam_half, part ");
+    }
+    MissedSteps steps;
+    steps.reset(0.9f, 0.999f);
+    for (int k = 0; k < 5; ++k) steps.advance(0.01f);
+    const auto since = steps.since(0);
+    start();
+    kern.adam_missed(wide[0].data(), wide[1].data(), wide[2].data(), n, since.terms, steps.count(), since.decay1,
+                     since.decay2, 1e-5f);
+    kern.adam_missed_half(halves[0].data(), halves[1].data(), halves[2].data(), n, since.terms, steps.count(), since.decay1,
+                          since.decay2, 1e-5f, keys, 7);
+    same("adam_missed_half, part ");
     std::vector<std::int8_t> small(size);
     std::vector<float> restored(size, 1.0f);
     const float scale = kern.quantise(w.data(), n, small.data());
