@@ -35,8 +35,11 @@ void OutputLayer::set_optimizer(const Optimizer& optimizer) {
 }
 
 void OutputLayer::class_mean_init(const Csr& x, const Csr& y, const InputConfig& input) {
-  constexpr std::int64_t kBlock = 32;      // units whose sums are made together
+  constexpr std::int64_t kMostUnits = 32;
   constexpr std::int64_t kLabels = 65536;  // labels whose sums a thread holds in float32, where the table doesn't
+  // Units whose sums are made together, by a thread from a copy of their part of the input layer. It and the sums are the
+  // most that a run needs beside its weights: of large layers in bfloat16 half as many.
+  const std::int64_t block_units = config_.half && x.columns > kLabels ? kMostUnits / 2 : kMostUnits;
   const std::int64_t begin = config_.shard.begin, end = config_.shard.end, hidden = config_.hidden;
   if (input.hidden_total != hidden || x.rows != y.rows)
     throw std::invalid_argument("class mean initialisation: shapes differ");
@@ -45,19 +48,19 @@ void OutputLayer::class_mean_init(const Csr& x, const Csr& y, const InputConfig&
     if (y.indices[i] >= begin && y.indices[i] < end) ++counts[static_cast<std::size_t>(y.indices[i] - begin)];
   const auto count = [&](std::int64_t label) { return counts[static_cast<std::size_t>(label - begin)]; };
 
-  const std::int64_t blocks = (hidden + kBlock - 1) / kBlock;
+  const std::int64_t blocks = (hidden + block_units - 1) / block_units;
   const std::int64_t some = config_.half ? std::min(kLabels, end - begin) : end - begin;
-  const std::ptrdiff_t ld = config_.half ? kBlock : hidden;
+  const std::ptrdiff_t ld = config_.half ? block_units : hidden;
   const Philox weights(input.seed, Purpose::kInputWeights), biases(input.seed, Purpose::kInputBias);
   pool_.run([&](int thread) {
-    Buffer<float> table(static_cast<std::size_t>(x.columns * kBlock));
-    Buffer<float> part(config_.half ? static_cast<std::size_t>(some * kBlock) : 0);
+    Buffer<float> table(static_cast<std::size_t>(x.columns * block_units));
+    Buffer<float> part(config_.half ? static_cast<std::size_t>(some * block_units) : 0);
     for (std::int64_t block = thread; block < blocks; block += pool_.threads()) {  // a block's columns are its own
-      const std::int64_t u0 = block * kBlock, u1 = std::min(u0 + kBlock, hidden), width = u1 - u0;
-      fill_normal(weights, 0, x.columns, u0, u1, input.init_std, table.data(), kBlock);
-      float bias[kBlock] = {}, h[kBlock] = {};
-      double total[kBlock] = {};
-      if (input.bias) fill_normal(biases, 0, 1, u0, u1, input.init_std, bias, kBlock);
+      const std::int64_t u0 = block * block_units, u1 = std::min(u0 + block_units, hidden), width = u1 - u0;
+      fill_normal(weights, 0, x.columns, u0, u1, input.init_std, table.data(), block_units);
+      float bias[kMostUnits] = {}, h[kMostUnits] = {};
+      double total[kMostUnits] = {};
+      if (input.bias) fill_normal(biases, 0, 1, u0, u1, input.init_std, bias, block_units);
       for (std::int64_t first = begin; first < end; first += some) {
         const std::int64_t last = std::min(first + some, end);
         float* sums = config_.half ? part.data() : weights_.floats().data() + u0;
@@ -73,8 +76,8 @@ void OutputLayer::class_mean_init(const Csr& x, const Csr& y, const InputConfig&
             wanted = true;
           }
           if (!wanted) continue;
-          kernels().weighted_sum(table.data(), kBlock, x.indices + from, x.values + from, x.indptr[p + 1] - from, bias,
-                                 h, kBlock);
+          kernels().weighted_sum(table.data(), block_units, x.indices + from, x.values + from, x.indptr[p + 1] - from, bias,
+                                 h, block_units);
           for (std::int64_t i = 0; i < width; ++i) {
             h[i] = h[i] > 0.0f ? h[i] : input.slope * h[i];
             if (first == begin) total[i] += static_cast<double>(h[i]);

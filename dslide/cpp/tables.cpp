@@ -1,7 +1,6 @@
 #include "tables.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <stdexcept>
 
@@ -85,30 +84,47 @@ void LshSampler::rebuild(std::uint64_t draw) {
                 config_.seed, draw);
 }
 
-// Appends to `list` the selected ids of rows that aren't marked (`point + 1` in `seen`), and marks them.
-void LshSampler::answer(const Batch& batch, std::size_t point, Scratch& scratch, std::vector<std::int32_t>& list) const {
-  const auto mark = static_cast<std::uint32_t>(point + 1);
+// Appends to `list` the selected ids of rows that aren't marked in `seen`, and marks them.
+void LshSampler::answer(const Batch& batch, std::size_t point, std::uint8_t mark, Scratch& scratch,
+                        std::vector<std::int32_t>& list) const {
   const std::size_t points = batch.size();
   const int l = config_.hash.l;
   const auto bucket = [&](int t) { return tables_.bucket(t, query_codes_[static_cast<std::size_t>(t) * points + point]); };
   auto& seen = scratch.seen;
-  const bool counted = config_.selection == Selection::kTopK || config_.selection == Selection::kThreshold;
-  if (!counted) {
-    const bool vanilla = config_.selection == Selection::kVanilla;
-    const auto most = vanilla ? list.size() + static_cast<std::size_t>(config_.beta) : std::numeric_limits<std::size_t>::max();
+  if (config_.selection == Selection::kUnion) {
+    auto& buckets = scratch.buckets;
+    buckets.resize(static_cast<std::size_t>(l));
+    const std::size_t size = list.size();
+    std::size_t most = size;
+    for (int t = 0; t < l; ++t) {  // all are on their way from memory before the first is read
+      const auto [first, last] = buckets[static_cast<std::size_t>(t)] = bucket(t);
+      for (const std::int32_t* id = first; id < last; id += 16) __builtin_prefetch(id);
+      most += static_cast<std::size_t>(last - first);
+    }
+    list.resize(most);
+    std::int32_t* end = list.data() + size;
+    std::uint8_t* marks = seen.data();
+    for (const auto& [first, last] : buckets)
+      for (const std::int32_t* id = first; id != last; ++id) {  // without a branch, which nobody could predict
+        const std::int32_t row = *id;
+        *end = row;
+        end += marks[row] != mark ? 1 : 0;
+        marks[row] = mark;
+      }
+    list.resize(static_cast<std::size_t>(end - list.data()));
+    return;
+  }
+  if (config_.selection == Selection::kVanilla) {
+    const auto most = list.size() + static_cast<std::size_t>(config_.beta);
     auto& order = scratch.order;
     order.resize(static_cast<std::size_t>(l));
-    if (vanilla) std::iota(order.begin(), order.end(), 0);
+    std::iota(order.begin(), order.end(), 0);
     const Philox random(config_.seed, Purpose::kTableOrder);
-    for (int t = 0; t < l; ++t) {
-      int table = t;
-      if (vanilla) {  // a Fisher-Yates shuffle, a step at a time
-        const auto words = random(batch.step() << 24 | static_cast<std::uint64_t>(t), static_cast<std::uint64_t>(batch.row(point)));
-        const auto other = t + static_cast<int>(Philox::below(words[0], static_cast<std::uint32_t>(l - t)));
-        std::swap(order[static_cast<std::size_t>(t)], order[static_cast<std::size_t>(other)]);
-        table = order[static_cast<std::size_t>(t)];
-      }
-      const auto [first, last] = bucket(table);
+    for (int t = 0; t < l; ++t) {  // a Fisher-Yates shuffle, a step at a time
+      const auto words = random(batch.step() << 24 | static_cast<std::uint64_t>(t), static_cast<std::uint64_t>(batch.row(point)));
+      const auto other = t + static_cast<int>(Philox::below(words[0], static_cast<std::uint32_t>(l - t)));
+      std::swap(order[static_cast<std::size_t>(t)], order[static_cast<std::size_t>(other)]);
+      const auto [first, last] = bucket(order[static_cast<std::size_t>(t)]);
       for (const std::int32_t* id = first; id != last; ++id) {
         if (seen[static_cast<std::size_t>(*id)] == mark) continue;
         if (list.size() == most) return;
@@ -162,12 +178,17 @@ void LshSampler::query(const Batch& batch, const float* h, bool own_labels) {
   pool.run([&](int thread) {
     Scratch& scratch = scratch_[static_cast<std::size_t>(thread)];
     auto& seen = scratch.seen;
-    seen.assign(labels, 0);
+    constexpr std::uint8_t kLastMark = 255;
+    std::uint8_t mark = kLastMark;
     const auto [begin, end] = Pool::part(points, 1, thread, pool.threads());
     for (std::size_t p = begin; p < end; ++p) {
       auto& list = lists_[p];
       list.clear();
-      const auto mark = static_cast<std::uint32_t>(p + 1);
+      if (mark == kLastMark) {
+        seen.assign(labels, 0);
+        mark = 0;
+      }
+      ++mark;
       const auto add = [&](std::int32_t row) {
         if (seen[static_cast<std::size_t>(row)] == mark) return;
         seen[static_cast<std::size_t>(row)] = mark;
@@ -179,7 +200,7 @@ void LshSampler::query(const Batch& batch, const float* h, bool own_labels) {
           if (y.indices[i] >= shard.begin && y.indices[i] < shard.end)
             add(static_cast<std::int32_t>(y.indices[i] - shard.begin));
       }
-      answer(batch, p, scratch, list);
+      answer(batch, p, mark, scratch, list);
       if (!own_labels || static_cast<std::int64_t>(list.size()) >= config_.min_active) continue;
       const auto goal = static_cast<std::size_t>(std::min<std::int64_t>(config_.top_up, labels));
       for (std::uint64_t draw = 0; list.size() < goal; ++draw) {

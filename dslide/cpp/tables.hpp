@@ -71,13 +71,14 @@ class LshSampler : public Sampler, public Proposer {
 
  private:
   struct Scratch {  // of a thread
-    std::vector<std::uint32_t> seen;  // by row: the last point (+ 1) that took it
+    std::vector<std::uint8_t> seen;  // by row: the mark of the last point that took it
     std::vector<std::uint16_t> hits;  // by row: buckets of the current point that hold it
     std::vector<std::int32_t> found;
     std::vector<int> order;  // of tables
+    std::vector<std::pair<const std::int32_t*, const std::int32_t*>> buckets;  // of the current point
   };
   void query(const Batch& batch, const float* h, bool own_labels);
-  void answer(const Batch& batch, std::size_t point, Scratch& scratch, std::vector<std::int32_t>& list) const;
+  void answer(const Batch& batch, std::size_t point, std::uint8_t mark, Scratch& scratch, std::vector<std::int32_t>& list) const;
   void hash_rows();
   void invert(std::size_t points, ActiveSet& active);
 
