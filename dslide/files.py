@@ -1,5 +1,6 @@
-"""Files that are either complete or absent: write beside, fsync, rename."""
+"""Files that are either complete or absent: write beside, fsync, rename. JSON files, read."""
 
+import json
 import os
 import shutil
 import signal
@@ -8,7 +9,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from dslide.errors import UserError
 
 
 def fsync_dir(folder: Path) -> None:
@@ -18,6 +21,21 @@ def fsync_dir(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def read_json_object(path: Path, what: str) -> dict[str, Any]:
+    """The object that a JSON file holds. UserError names the file, where it is broken, and `what` it is."""
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path}: cannot read {what}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not JSON: byte {error.start} is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: {what} is a JSON object")
+    return content
 
 
 @contextmanager

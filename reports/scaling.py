@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 from dslide.bench.speed.scaling import AXES, BATCH, OVERSUBSCRIBED, PROJECTION
 from dslide.errors import UserError
+from dslide.files import read_json_object
 from dslide.paths import content_root
 from dslide.reporting import look
 from dslide.reporting.output import Table
@@ -35,11 +36,8 @@ def records(race: Race) -> list[dict[str, Any]]:
     )
     found = []
     for path in files:
-        try:
-            record = json.loads(path.read_text())
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
-        if not isinstance(record, dict) or not {"rows", "machine", "size"} <= record.keys():
+        record = read_json_object(path, "a benchmark's report")
+        if not {"rows", "machine", "size"} <= record.keys():
             raise UserError(f"{path}: not what `dslide bench scaling --json` prints")
         race.inputs[f"scaling/{path.name}"] = hashlib.sha256(path.read_bytes()).hexdigest()
         found.append(record)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from dslide.errors import UserError
+from dslide.files import read_json_object
 from dslide.paths import content_root
 from dslide.reporting.output import Table
 from dslide.reporting.race import Race
@@ -23,11 +23,8 @@ def searches() -> list[dict[str, Any]]:
     """The recorded searches, by file name. UserError names a broken file."""
     found = []
     for path in sorted((content_root() / "results" / "reference" / "search").glob("*.json")):
-        try:
-            record = json.loads(path.read_text())
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
-        if isinstance(record, dict) and isinstance(record.get("trials"), list):
+        record = read_json_object(path, "a search's record")
+        if isinstance(record.get("trials"), list):
             found.append({"file": path.stem, **record})
     return found
 

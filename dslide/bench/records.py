@@ -20,7 +20,7 @@ import numpy as np
 from dslide.bench import machine
 from dslide.bench.clock import TrainClock
 from dslide.errors import UserError
-from dslide.files import write_atomic
+from dslide.files import read_json_object, write_atomic
 from dslide.memory import peak_bytes, peak_private_bytes, private_bytes
 
 if TYPE_CHECKING:
@@ -354,12 +354,7 @@ def read_run(folder: Path | str) -> Run:
     """Reads a run's folder. UserError if it has no meta.json, is of another version, or a line is broken."""
     folder = Path(folder)
     path = folder / "meta.json"
-    try:
-        meta = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path}: cannot read a run's record: {error.strerror}") from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+    meta = read_json_object(path, "a run's record")
     if meta.get("schema_version") != SCHEMA_VERSION:
         raise UserError(
             f"{path}: schema_version {meta.get('schema_version')}, this dslide reads {SCHEMA_VERSION}"

@@ -1,6 +1,5 @@
 """What one run is: the file that the workflow writes and that the launcher hands to every rank."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from dslide.errors import UserError
+from dslide.files import read_json_object
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
@@ -109,14 +109,7 @@ class RunSpec(BaseModel):
     def read(cls, path: Path, overrides: dict[str, Any] | None = None) -> "RunSpec":
         """Reads a spec file; `overrides` are values by dotted key ("cluster.nodes"). UserError names file and
         key."""
-        try:
-            fields = json.loads(path.read_text())
-        except OSError as error:
-            raise UserError(f"{path}: cannot read the run's spec: {error.strerror}") from error
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
-        if not isinstance(fields, dict):
-            raise UserError(f"{path}: a run's spec is a JSON object")
+        fields = read_json_object(path, "a run's spec")
         for key, value in (overrides or {}).items():
             *parents, last = key.split(".")
             place = fields
