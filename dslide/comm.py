@@ -35,6 +35,9 @@ class LocalComm:
     def barrier(self) -> None:
         """Returns when every rank has come here."""
 
+    def rest(self) -> None:
+        """As `barrier`, for ranks that wait for long: their cores are free."""
+
     def gather(self, item: Any) -> list[Any] | None:
         """The items of all ranks, in order, on rank 0; None elsewhere. Any picklable object."""
         return [item]
@@ -77,6 +80,11 @@ class MpiComm(LocalComm):
 
     def barrier(self) -> None:
         self._world.Barrier()
+
+    def rest(self) -> None:
+        request = self._world.Ibarrier()
+        while not request.Test():
+            time.sleep(1e-3)
 
     def gather(self, item: Any) -> list[Any] | None:
         return self._world.gather(item)  # type: ignore[no-any-return]
@@ -175,8 +183,10 @@ class Exchange:
     """The rows and sums that a step exchanges, and their buffers.
 
     `hidden_cuts` [P + 1] are the ranks' borders in a row of H hidden units. A step goes: `own` -> (fill it)
-    -> `gather` -> `normalise` -> `grad` -> (fill it) -> `scatter` -> (other work) -> `collect`. With one rank
-    all of it is the identity on one buffer. `payload` of a point over all ranks is exactly
+    -> `gather` -> `normalise` -> `grad` -> (fill it) -> `scatter` -> (other work) -> `collect`. A batch may
+    go in parts, slices of its points, whose exchanges are under way at the same time: then `gather` and
+    `normalise` are begun and ended for each part, on all ranks in the same order. With one rank all of it is
+    the identity on one buffer. `payload` of a point over all ranks is exactly
     2 (P - 1) H b + P (P - 1) (2 s + 4) bytes: b a value, s a row's scale (int8: 1 and 4).
     """
 
@@ -187,15 +197,19 @@ class Exchange:
         self.peers = [peer for peer in range(comm.size) if peer != rank]
         self._h = np.zeros((max_rows, hidden), np.float32)
         self._dh = np.zeros((max_rows, hidden), np.float32)
+        self._lse = np.zeros(max_rows, np.float32)  # over all ranks
+        self._pending: list[tuple[slice, list[Any]]] = []  # parts whose gradients are under way
+        self._gathering: dict[int, list[Any]] = {}  # requests by a part's first point
+        self._normalising: dict[int, list[Any]] = {}
         if comm.size == 1:
             return
         mine = self.widths[rank]
         sizes = self._sizes(wire)
         self._own = np.zeros(max_rows * mine, np.float32)  # activations, then the summed gradient
-        self._packed = [np.zeros(max_rows * size, np.uint8) for size in sizes]  # one a rank
+        self._packed = [np.zeros(max_rows * size, np.uint8) for size in sizes]  # activations, one a rank
+        self._sent = {peer: np.zeros(max_rows * sizes[peer], np.uint8) for peer in self.peers}  # gradients
         self._arrived = {peer: np.zeros(max_rows * sizes[rank], np.uint8) for peer in self.peers}
         self._lses = np.zeros((comm.size, max_rows), np.float32)
-        self._pending: list[Any] = []
 
     def _sizes(self, wire: str) -> list[int]:
         return [_core.row_bytes(wire, width) for width in self.widths]
@@ -209,67 +223,115 @@ class Exchange:
 
     def gather(self, rows: int) -> Floats:
         """All ranks' activations [rows, H] from everyone's `own`, the own ones too as after the wire."""
-        h, rank = self._h[:rows], self.comm.rank
+        whole = slice(0, rows)
+        self.start_gather(whole)
+        self.finish_gather(whole)
+        return self.gathered(rows)
+
+    def gathered(self, rows: int) -> Floats:
+        """All ranks' activations [rows, H], of the points whose gathering has ended."""
+        return self._h[:rows]
+
+    def start_gather(self, part: slice) -> None:
+        """Starts to send everyone the part's rows of `own`, and to receive theirs."""
         if self.comm.size == 1:
-            return h
-        sizes = self._sizes(self.wire)
-        packed = [buffer[: rows * size] for buffer, size in zip(self._packed, sizes, strict=True)]
-        _core.pack_rows(self.own(rows), 0, self.widths[rank], self.wire, packed[rank])
-        requests = self.comm.start(
+            return
+        rank, packed = self.comm.rank, self._packed_part(part)
+        own = self.own(part.stop)[part]
+        _core.pack_rows(own, 0, self.widths[rank], self.wire, packed[rank])
+        self._gathering[part.start] = self.comm.start(
             [(peer, packed[rank]) for peer in self.peers],
             [(peer, packed[peer]) for peer in self.peers],
             tag=1,
         )
+
+    def finish_gather(self, part: slice) -> None:
+        """Waits for the part's activations, which are then in `gathered`."""
+        if self.comm.size == 1:
+            return
+        rank, h, packed = self.comm.rank, self._h[part], self._packed_part(part)
         _core.unpack_rows(packed[rank], self.wire, h, self.cuts[rank], self.cuts[rank + 1])
-        self.comm.finish(requests)
+        self.comm.finish(self._gathering.pop(part.start))
         for peer in self.peers:
             _core.unpack_rows(packed[peer], self.wire, h, self.cuts[peer], self.cuts[peer + 1])
-        return h
+
+    def _packed_part(self, part: slice) -> list[NDArray[np.uint8]]:
+        """Of each rank's packed activations; an int8 part has its values first and then its scales."""
+        sizes = self._sizes(self.wire)
+        return [
+            buffer[part.start * size : part.stop * size]
+            for buffer, size in zip(self._packed, sizes, strict=True)
+        ]
 
     def normalise(self, lse: Floats) -> Floats:
         """The log-sum-exp over all ranks of each rank's `lse` [rows], the same bits everywhere."""
+        whole = slice(0, len(lse))
+        self.start_normalise(lse, whole)
+        return self.finish_normalise(whole)
+
+    def start_normalise(self, lse: Floats, part: slice) -> None:
+        """Starts to exchange the log-sum-exps `lse` of the part's points."""
         if self.comm.size == 1:
-            return lse
-        rank, everyone = self.comm.rank, self._lses[:, : len(lse)]
+            self._lse[part] = lse
+            return
+        rank, everyone = self.comm.rank, self._lses[:, part]
         everyone[rank] = lse
-        requests = self.comm.start(
+        self._normalising[part.start] = self.comm.start(
             [(peer, everyone[rank]) for peer in self.peers],
             [(peer, everyone[peer]) for peer in self.peers],
             tag=2,
         )
-        self.comm.finish(requests)
-        return combine_lse(everyone)
+
+    def finish_normalise(self, part: slice) -> Floats:
+        """As `normalise`, of the part's points."""
+        if self.comm.size > 1:
+            self.comm.finish(self._normalising.pop(part.start))
+            self._lse[part] = combine_lse(self._lses[:, part])
+        return self._lse[part]
 
     def grad(self, rows: int) -> Floats:
         """[rows, H], to be filled with this rank's part of the hidden gradient."""
         return self._dh[:rows]
 
-    def scatter(self, rows: int) -> None:
-        """Starts to send everyone their units of `grad`, and to receive the own ones."""
+    def scatter(self, part: slice) -> None:
+        """Starts to send everyone their units of the part's rows of `grad`, and to receive the own ones."""
         if self.comm.size == 1:
             return
-        sizes = self._sizes(self.wire)
-        sends = [(peer, self._packed[peer][: rows * sizes[peer]]) for peer in self.peers]
-        receives = [(peer, self._arrived[peer][: rows * sizes[self.comm.rank]]) for peer in self.peers]
+        sizes, own = self._sizes(self.wire), self._sizes(self.wire)[self.comm.rank]
+        sends = [(p, self._sent[p][part.start * sizes[p] : part.stop * sizes[p]]) for p in self.peers]
+        receives = [(p, self._arrived[p][part.start * own : part.stop * own]) for p in self.peers]
         for peer, buffer in sends:
-            _core.pack_rows(self._dh[:rows], self.cuts[peer], self.cuts[peer + 1], self.wire, buffer)
-        self._pending = self.comm.start(sends, receives, tag=3)
+            _core.pack_rows(self._dh[part], self.cuts[peer], self.cuts[peer + 1], self.wire, buffer)
+        self._pending.append((part, self.comm.start(sends, receives, tag=3)))
 
     def collect(self, rows: int) -> Floats:
-        """The sum over ranks, in their order, of the own units' gradients [rows, own units]."""
+        """The sum over ranks, in their order, of the own units' gradients [rows, own units], of all parts."""
         if self.comm.size == 1:
             return self._dh[:rows]
+        total = self.own(rows)
+        for part, requests in self._pending:
+            self.comm.finish(requests)
+            self._sum(part, total[part])
+        self._pending = []
+        return total
+
+    def _sum(self, part: slice, total: Floats) -> None:
         rank = self.comm.rank
-        self.comm.finish(self._pending)
-        mine, total = self.widths[rank], self.own(rows)
-        size = rows * _core.row_bytes(self.wire, mine)
+        mine, size = self.widths[rank], self._sizes(self.wire)[rank]
         total[:] = 0
         for peer in range(self.comm.size):
             if peer == rank:
-                total += self._dh[:rows, self.cuts[rank] : self.cuts[rank + 1]]
+                total += self._dh[part, self.cuts[rank] : self.cuts[rank + 1]]
             else:
-                _core.unpack_rows(self._arrived[peer][:size], self.wire, total, 0, mine, add=True)
-        return total
+                arrived = self._arrived[peer][part.start * size : part.stop * size]
+                _core.unpack_rows(arrived, self.wire, total, 0, mine, add=True)
+
+    def abandon(self) -> None:
+        """Waits for all that is under way and forgets it; every rank must have started the same."""
+        gradients = [requests for _, requests in self._pending]
+        for requests in [*self._gathering.values(), *self._normalising.values(), *gradients]:
+            self.comm.finish(requests)
+        self._gathering, self._normalising, self._pending = {}, {}, []
 
 
 def combine_lse(lses: NDArray[Any]) -> NDArray[Any]:

@@ -213,6 +213,19 @@ class RanksConfig(Strict):
             )
 
 
+class ExchangeConfig(Strict):
+    """How a step's exchange between ranks is hidden behind its computation."""
+
+    parts: int | None = Field(
+        default=None,
+        ge=1,
+        le=16,
+        description="of a batch, computed and sent one behind the other; null: 1, 2 or 4, whichever is "
+        "fastest in the first steps. The model is the same. Further hidden layers, lsh and lsh_extras take "
+        "whole batches",
+    )
+
+
 class TrainConfig(Strict):
     """Everything that decides a training run besides the data and the machine."""
 
@@ -226,6 +239,7 @@ class TrainConfig(Strict):
     wire: Literal["fp32", "bf16", "int8"] = Field(
         default="int8", description="format of the rows that ranks exchange"
     )
+    exchange: ExchangeConfig = ExchangeConfig()
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32",
         description="of the weights and Adam's moments, those between hidden layers aside, which stay "
@@ -285,7 +299,7 @@ class TrainConfig(Strict):
 
     def model_dict(self) -> dict[str, Any]:
         """What defines the trained model: without threads and placement, without when to look or stop."""
-        other = {"threads", "ranks", "eval_epochs", "budget_seconds", "target"}
+        other = {"threads", "ranks", "exchange", "eval_epochs", "budget_seconds", "target"}
         return self.model_dump(mode="json", exclude=other)
 
 

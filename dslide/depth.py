@@ -128,13 +128,13 @@ class SampledExchange(Exchange):
         self._count(rows, len(ids), mask, len(message))
         return h
 
-    def scatter(self, rows: int) -> None:
+    def scatter(self, part: slice) -> None:
         if self.comm.size == 1:
             return
-        rank = self.comm.rank
+        rank, rows = self.comm.rank, part.stop  # always the whole batch
         sends: list[tuple[int, NDArray[np.uint8]]] = []
         for peer in self.peers:
-            buffer = self._packed[peer][: rows * self._sizes(self.wire)[peer]]
+            buffer = self._sent[peer][: rows * self._sizes(self.wire)[peer]]
             mask = self._masks[peer]
             if mask is not None:  # the others' gradients are not wanted, and would blur an int8 row's scale
                 self._dh[:rows, self.cuts[peer] : self.cuts[peer + 1]][~mask] = 0
@@ -147,13 +147,14 @@ class SampledExchange(Exchange):
             size = int(mine.sum()) * self._values.itemsize + self._scales(rows)
         self._gradients = {peer: np.empty(size, np.uint8) for peer in self.peers}
         self._sends = sends
-        self._pending = self.comm.start(sends, list(self._gradients.items()), tag=3)
+        self._pending = [(part, self.comm.start(sends, list(self._gradients.items()), tag=3))]
 
     def collect(self, rows: int) -> Floats:
         if self.comm.size == 1:
             return self._dh[:rows]
-        self.comm.finish(self._pending)
-        self._pending = []
+        for part, requests in self._pending:
+            self.comm.finish(requests)
+            self._pending = [(part, [])]
         rank = self.comm.rank
         for peer, message in self._gradients.items():
             dense = self._spread(message, rows, rank, self._masks[rank])
@@ -273,11 +274,19 @@ class HiddenStack:
             if sampler is not None:
                 sampler.refresh(samples)
 
-    def forward(self, batch: Any, rows: NDArray[np.int64], step: int, samples: int) -> Floats:
-        """Collective. The last layer's activations [n, units] of the training points `rows` in `batch`."""
+    def start(self, batch: Any, part: slice) -> None:
+        """Sends the first layer's activations of a part of a batch's points on their way to all ranks."""
+        exchange = self.exchanges[0]
+        self._input.forward(batch, exchange.own(batch.size), True, part.start, part.stop)
+        exchange.start_gather(part)
+
+    def finish(self, part: slice, rows: NDArray[np.int64], step: int, samples: int) -> Floats:
+        """Collective, after `start`. The last layer's activations [n, units] of the batch's training points
+        `rows`, of which those of the part and of the parts before are there. Further layers take whole
+        batches."""
         size = len(rows)
-        self._input.forward(batch, self.exchanges[0].own(size), True)
-        h = self.exchanges[0].gather(size)
+        self.exchanges[0].finish_gather(part)
+        h = self.exchanges[0].gathered(size)
         if self.layers:
             self._batch.select(rows, step)
         for layer, sampler, exchange in zip(self.layers, self._samplers, self.exchanges[1:], strict=True):
@@ -300,24 +309,33 @@ class HiddenStack:
             h = exchange.gather(size)
         return h
 
-    def normalise(self, lse: Floats) -> Floats:
-        """As Exchange.normalise."""
-        return self.exchanges[0].normalise(lse)
+    def start_normalise(self, lse: Floats, part: slice) -> None:
+        """As Exchange.start_normalise."""
+        self.exchanges[0].start_normalise(lse, part)
+
+    def finish_normalise(self, part: slice) -> Floats:
+        """As Exchange.finish_normalise."""
+        return self.exchanges[0].finish_normalise(part)
 
     def grad(self, size: int) -> Floats:
         """[size, units], to be filled with this rank's part of the last layer's gradient."""
         return self.exchanges[-1].grad(size)
 
-    def scatter(self, size: int) -> None:
-        """Starts to send `grad` to the owners of the units."""
-        self.exchanges[-1].scatter(size)
+    def scatter(self, part: slice) -> None:
+        """Starts to send the part's rows of `grad` to the owners of the units."""
+        self.exchanges[-1].scatter(part)
+
+    def abandon(self) -> None:
+        """As Exchange.abandon, in every layer."""
+        for exchange in self.exchanges:
+            exchange.abandon()
 
     def backward(self, batch: Any, size: int, rate: float, step: int) -> None:
         """Takes the gradient through the layers and updates them; `step` counts from 1. Collective."""
         for number in range(len(self.layers) - 1, -1, -1):
             layer, below = self.layers[number].core, self.exchanges[number]
             layer.backward(self.exchanges[number + 1].collect(size), below.grad(size))
-            below.scatter(size)
+            below.scatter(slice(0, size))
             layer.update(rate, step)
         self._input.backward(batch, self.exchanges[0].collect(size), rate, step)
 

@@ -13,6 +13,7 @@ class Sampler(Protocol):
     """A core sampler (`core`) and what must happen to it between batches."""
 
     core: Any
+    asks_activations: bool  # active rows depend on the activations of the batch's points
 
     def prepare(self, samples: int) -> None:
         """Called before the batch that begins after `samples` training points."""
@@ -23,6 +24,8 @@ class Sampler(Protocol):
 
 class FixedSampler:
     """A sampler without tables."""
+
+    asks_activations = False
 
     def __init__(self, core: Any) -> None:
         self.core = core
@@ -44,6 +47,8 @@ class TableSampler:
     sets depend on the number of ranks. Tables lag behind the weights; a checkpoint therefore rebuilds them,
     in the run that goes on as in the one that resumes, so that both have the same.
     """
+
+    asks_activations = True
 
     def __init__(self, core: Any, tables: Any, lsh: LshConfig, seed: int) -> None:
         self.core, self._tables, self._lsh, self._seed = core, tables, lsh, seed

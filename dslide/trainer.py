@@ -1,14 +1,4 @@
-"""The training loop: batch -> forward -> exchange -> backward -> update, under the harness's clock.
-
-What a step does, on P ranks that all see the same batch:
-
-1. every rank computes its hidden units of the batch, and all gather all of them (on the wire: int8 rows);
-   so they do for every further hidden layer (dslide.depth);
-2. every rank finds its active output rows, their logits, and each point's local log-sum-exp; all exchange it;
-3. every rank computes the gradient of its rows and its part of the hidden gradient, whose sum over ranks goes
-   to the owners of the hidden units; meanwhile the output rows are updated and the next batch is indexed;
-4. every rank takes the gradient through further hidden layers and updates them, and then its input rows.
-"""
+"""The training loop: steps (dslide.step), evaluations and checkpoints, under the harness's clock."""
 
 import hashlib
 import json
@@ -28,13 +18,14 @@ from dslide.bench.records import Recorder
 from dslide.comm import LocalComm, local_threads
 from dslide.config import TrainConfig
 from dslide.data import Dataset, batches
-from dslide.depth import HiddenStack, class_means
+from dslide.depth import class_means
 from dslide.errors import UserError
 from dslide.evaluation import Predictor, core_csr
 from dslide.memory import check_memory, private_bytes
 from dslide.network import Network, Shape, manifest, save_model
 from dslide.progress import Progress
 from dslide.samplers import TableSampler, label_counts, make_sampler
+from dslide.step import Steps
 
 if TYPE_CHECKING:
     from dslide.ensemble import EnsembleTrainer
@@ -94,14 +85,11 @@ class Trainer:
         self.progress.note(check_memory(comm, self.shape.memory(comm.rank, config, labels_a_point)))
         self.pool = _core.Pool(self.threads)
         self.network = Network(config, self.shape, comm.rank, self.pool, training=True)
-        self.hidden = HiddenStack(
-            self.network, comm, self.pool, config.wire, self.batch_size, points=self.points
-        )
         sizes, power = (dataset.num_features, dataset.num_labels), config.network.input_power
         with nullcontext() if power == 1 else recorder.clock:  # a system's own preparation is timed
             self._x, self._y = core_csr(dataset.train, *sizes, power)
-        self._batches = [_core.Batch(self.pool, self._x, self._y) for _ in range(2)]
-        self._lse = np.empty(self.batch_size, np.float32)
+        data = self._x, self._y
+        self.steps = Steps(config, self.network, comm, self.pool, data, self.points, self.batch_size)
         self._predictor = Predictor(self.network, comm, self.pool, progress=self.progress)
         self.step = 0
         self.samples = 0
@@ -156,7 +144,7 @@ class Trainer:
                 files.write(self, checkpoint)
                 clock.start()
                 self.sampler.refresh(self.samples)
-                self.hidden.refresh(self.samples)
+                self.steps.hidden.refresh(self.samples)
                 clock.stop()
         if status in ("timeout", "diverged") and self.last_eval.get("step") != self.step:
             self._evaluate(status)
@@ -170,9 +158,10 @@ class Trainer:
             self.network.initialise(self._x, self._y)
         elif initialise and self.config.network.output_init == "class-mean":
             labels = train.y_indptr, train.y_indices
-            class_means(self.hidden, self.network, self._batches[0], labels, self.points, self.batch_size)
+            stack, batch = self.steps.hidden, self.steps.batches[0]
+            class_means(stack, self.network, batch, labels, self.points, self.batch_size)
         before = private_bytes()
-        hashed = self.hidden.make_samplers(self.samples)
+        hashed = self.steps.hidden.make_samplers(self.samples)
         self.sampler = make_sampler(
             self.config.sampler,
             self.network.output,
@@ -185,9 +174,7 @@ class Trainer:
         self.sampler.refresh(self.samples)
         hashed = hashed or isinstance(self.sampler, TableSampler)
         self.table_bytes = private_bytes() - before if hashed else 0
-        self._order = self._batch_order(self.step)
-        self._next = next(self._order)
-        self._batches[self.step % 2].select(self._next, self.step)
+        self.steps.begin(self.step, self._batch_order(self.step), self.sampler)
 
     def _batch_order(self, step: int) -> Iterator[NDArray[np.int64]]:
         per_epoch = math.ceil(self.points / self.batch_size)
@@ -242,35 +229,19 @@ class Trainer:
 
     def _one_step(self) -> bool:
         """One batch; False if the loss is no longer a number (every rank sees the same)."""
-        network, hidden = self.network, self.hidden
-        batch, size = self._batches[self.step % 2], len(self._next)
-        self.sampler.prepare(self.samples)
-        h = hidden.forward(batch, self._next, self.step, self.samples)
-        own_lse = self._lse[:size]
-        network.output.forward(batch, h, self.sampler.core, own_lse)
-        lse = hidden.normalise(own_lse)
-        if not lse.max() < np.inf:  # nan or +inf; -inf is a point without active labels
+        last = self.step + 1 == self.total_steps
+        taken = self.steps.take(self.step, self.samples, self._learning_rate(), last=last)
+        if taken is None:
             return False
-        loss = network.output.backward(batch, lse, hidden.grad(size), self._weighted, size)
-        hidden.scatter(size)
-        rate = self._learning_rate()
-        network.output.update(rate, self.step + 1)  # Adam counts from 1
-        if self.step + 1 < self.total_steps:
-            self._next = next(self._order)
-            self._batches[(self.step + 1) % 2].select(self._next, self.step + 1)
-        hidden.backward(batch, size, rate, self.step + 1)
+        loss, size = taken
         self._loss_sum += loss
         self._loss_points += size
-        self._active_rows += network.output.active_rows
-        self._active_pairs += network.output.active_pairs
+        self._active_rows += self.network.output.active_rows
+        self._active_pairs += self.network.output.active_pairs
         self._steps_here += 1
         self.step += 1
         self.samples += size
         return True
-
-    @property
-    def _weighted(self) -> bool:
-        return self.config.point_weight == "sqrt-labels"
 
     def _evaluate(self, status: str) -> str:
         """Exact P@1/3/5 on the whole test split; the status afterwards. Collective, the clock stands."""
@@ -323,7 +294,7 @@ class Trainer:
             "compute_seconds": max(0.0, seconds - self.comm.wait_seconds),
             "active_rows": self._active_rows / steps,
             "active_pairs": self._active_pairs / steps,
-            **({"activations": record} if (record := self.hidden.record()) else {}),
+            **({"activations": record} if (record := self.steps.hidden.record()) else {}),
             "table_bytes": self.table_bytes,
             "threads": self.threads,
             "step": self.step,

@@ -1,6 +1,7 @@
 """The exchange without MPI: cuts, formulas, and P ranks' arithmetic in one process."""
 
 import threading
+from itertools import pairwise
 from queue import Queue
 
 import numpy as np
@@ -75,6 +76,15 @@ class ThreadComm(LocalComm):
             buffer[:] = box.get(timeout=20)
 
 
+def run_threads(work, ranks):
+    """Calls work(rank) on a thread each."""
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+
+
 @pytest.mark.parametrize("wire", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize(("hidden", "ranks"), [(128, 2), (128, 3), (40, 3), (16, 3), (7, 2)])
 def test_ranks_exchange_what_one_rank_computes(wire, hidden, ranks):
@@ -95,15 +105,11 @@ def test_ranks_exchange_what_one_rank_computes(wire, hidden, ranks):
             full = exchange.gather(rows).copy()
             lse = exchange.normalise(lses[rank])
             exchange.grad(rows)[:] = grads[rank]
-            exchange.scatter(rows)
+            exchange.scatter(slice(0, rows))
             results[rank] = full, lse.copy(), exchange.collect(rows).copy()
         sent[rank] = comm.payload_bytes
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
+    run_threads(work, ranks)
     assert len(results) == ranks
     assert sum(sent.values()) == step * rows * payload_per_point(hidden, ranks, wire)
 
@@ -118,6 +124,70 @@ def test_ranks_exchange_what_one_rank_computes(wire, hidden, ranks):
         np.testing.assert_allclose(own, want, atol=1e-5 + tolerance * ranks * np.abs(grads).max())
 
 
+@pytest.mark.parametrize("wire", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize(
+    ("rows", "borders"), [(11, (0, 4, 11)), (11, (0, 10, 11)), (12, (0, 3, 7, 8, 12)), (1, (0, 1))]
+)
+def test_parts_that_are_under_way_together_give_the_same_bits(wire, rows, borders):
+    """With ranks of which one has no units."""
+    ranks, hidden = 3, 24
+    random = np.random.default_rng(2)
+    h = random.normal(size=(rows, hidden)).astype(np.float32)
+    grads = random.normal(size=(ranks, rows, hidden)).astype(np.float32)
+    lses = random.normal(size=(ranks, rows)).astype(np.float32)
+    units = cuts(hidden, ranks, 16)
+    whole, parts = [slice(0, rows)], [slice(*pair) for pair in pairwise(borders)]
+    postman, results, sent = Postman(ranks), {}, {}
+
+    def step(exchange, rank, parts):
+        exchange.own(rows)[:] = h[:, units[rank] : units[rank + 1]]
+        for part in parts:
+            exchange.start_gather(part)
+        for part in parts:
+            exchange.finish_gather(part)
+            exchange.start_normalise(lses[rank, part], part)
+        exchange.grad(rows)[:] = grads[rank]
+        lse = []
+        for part in parts:
+            lse.append(exchange.finish_normalise(part).copy())
+            exchange.scatter(part)
+        return exchange.gathered(rows).copy(), np.concatenate(lse), exchange.collect(rows).copy()
+
+    def work(rank):
+        comm = ThreadComm(rank, ranks, postman)
+        exchange = Exchange(comm, units, wire, rows)
+        results[rank] = [step(exchange, rank, each) for each in (whole, parts, parts, whole)]
+        sent[rank] = comm.payload_bytes
+
+    run_threads(work, ranks)
+    assert sum(sent.values()) == 4 * rows * payload_per_point(hidden, ranks, wire)
+    for first, *others in results.values():
+        for other in others:
+            for a, b in zip(first, other, strict=True):
+                assert a.tobytes() == b.tobytes()
+
+
+def test_what_is_abandoned_does_not_disturb_what_follows():
+    ranks, rows, part = 2, 5, slice(0, 5)
+    postman, results = Postman(ranks), {}
+
+    def work(rank):
+        exchange = Exchange(ThreadComm(rank, ranks, postman), [0, 3, 6], "fp32", rows)
+        exchange.start_gather(part)
+        exchange.start_normalise(np.zeros(rows, np.float32), part)
+        exchange.scatter(part)
+        exchange.abandon()
+        exchange.own(rows)[:] = rank + 1
+        exchange.grad(rows)[:] = rank + 1
+        h = exchange.gather(rows).copy()
+        exchange.scatter(part)
+        results[rank] = h, exchange.collect(rows).copy()
+
+    run_threads(work, ranks)
+    for h, total in results.values():
+        assert (h == np.repeat([1, 2], 3)).all() and (total == 3).all()
+
+
 def test_one_rank_exchanges_nothing_and_rounds_nothing():
     comm = LocalComm()
     exchange = Exchange(comm, [0, 5], "int8", 4)
@@ -125,7 +195,7 @@ def test_one_rank_exchanges_nothing_and_rounds_nothing():
     own[:] = 1 / 3
     assert exchange.gather(3) is not None and (exchange.gather(3) == np.float32(1 / 3)).all()
     exchange.grad(3)[:] = 1 / 7
-    exchange.scatter(3)
+    exchange.scatter(slice(0, 3))
     assert (exchange.collect(3) == np.float32(1 / 7)).all()
     assert comm.payload_bytes == 0
 

@@ -96,11 +96,13 @@ class Deep:
         """One step of the core; the mean loss before it."""
         network, stack = self.network, self.stack
         self.batch.select(self.rows, step)
-        h = stack.forward(self.batch, self.rows, step, step * POINTS)
+        whole = slice(0, POINTS)
+        stack.start(self.batch, whole)
+        h = stack.finish(whole, self.rows, step, step * POINTS)
         lse = np.empty(POINTS, np.float32)
         network.output.forward(self.batch, h, self.sampler.core, lse)
         loss = network.output.backward(self.batch, lse, stack.grad(POINTS), True, POINTS)
-        stack.scatter(POINTS)
+        stack.scatter(whole)
         network.output.update(lr, step)
         stack.backward(self.batch, POINTS, lr, step)
         return loss / POINTS
@@ -356,8 +358,8 @@ def test_sampled_activations_travel_in_the_smaller_form(wire, active, ranks):
             there = sparse.gather_active(rows, known).copy(), dense.gather(rows).copy()
             sparse.grad(rows)[:] = grads[rank]
             dense.grad(rows)[:] = np.where(mask, grads[rank], 0)
-            sparse.scatter(rows)
-            dense.scatter(rows)
+            sparse.scatter(slice(0, rows))
+            dense.scatter(slice(0, rows))
             back = sparse.collect(rows) * own, dense.collect(rows).copy() * own
         results[rank], sent[rank] = (there, back), (comm.payload_bytes, sparse.sent)
 

@@ -125,6 +125,13 @@ InputConfig make_input_config(std::int64_t features, std::int64_t hidden_total, 
   return config;
 }
 
+// The end of a part of a batch's points that begins at `first`; no `last`: the batch's.
+std::size_t part_end(const Batch& batch, std::size_t first, std::optional<std::size_t> last) {
+  const std::size_t end = last.value_or(batch.size());
+  if (first > end || end > batch.size()) throw py::value_error("first and last: not a part of the batch");
+  return end;
+}
+
 void bind_layers(py::module_& m) {
   py::class_<Optimizer>(m, "Optimizer")
       .def(py::init(&make_optimizer), py::arg("kind"), py::kw_only(), py::arg("eps") = 1e-8f, py::arg("beta1") = 0.9f,
@@ -156,12 +163,15 @@ void bind_layers(py::module_& m) {
         auto& layer = self.cast<InputLayer&>();
         return state_views(layer.bias_state(), layer.config().bias ? 1 : 0, layer.width(), self);
       })
-      .def("forward", [](InputLayer& layer, const Batch& batch, Array<float>& out, bool train) {
+      .def("forward", [](InputLayer& layer, const Batch& batch, Array<float>& out, bool train, std::size_t first,
+                         std::optional<std::size_t> last) {
         want(out, {static_cast<py::ssize_t>(batch.size()), layer.width()}, "out");
+        const std::size_t end = part_end(batch, first, last);
         float* data = out.mutable_data();
         py::gil_scoped_release release;
-        layer.forward(batch, data, train);
-      }, py::arg("batch"), py::arg("out").noconvert(), py::arg("train"))
+        layer.forward(batch, data, train, first, end);
+      }, py::arg("batch"), py::arg("out").noconvert(), py::arg("train"), py::arg("first") = 0, py::arg("last") = py::none(),
+           "Of the points [first, last), by default of all")
       .def("backward", [](InputLayer& layer, const Batch& batch, Array<float>& dh, float lr, std::uint64_t step) {
         want(dh, {static_cast<py::ssize_t>(batch.size()), layer.width()}, "dh");
         float* data = dh.mutable_data();
@@ -206,24 +216,31 @@ void bind_layers(py::module_& m) {
         py::gil_scoped_release release;
         layer.class_mean_init(x.csr, y.csr, input);
       }, py::arg("x"), py::arg("y"), py::arg("input"))
-      .def("forward", [](OutputLayer& layer, const Batch& batch, const Array<float>& h, Sampler& sampler, Array<float>& lse) {
+      .def("forward", [](OutputLayer& layer, const Batch& batch, const Array<float>& h, Sampler& sampler, Array<float>& lse,
+                         std::size_t first, std::optional<std::size_t> last) {
+        const std::size_t end = part_end(batch, first, last);
         want(h, {static_cast<py::ssize_t>(batch.size()), layer.config().hidden}, "h");
-        want(lse, {static_cast<py::ssize_t>(batch.size())}, "lse");
+        want(lse, {static_cast<py::ssize_t>(end - first)}, "lse");
         const float* from = h.data();
         float* to = lse.mutable_data();
         py::gil_scoped_release release;
-        layer.forward(batch, from, sampler, to);
-      }, py::arg("batch"), py::arg("h").noconvert(), py::arg("sampler"), py::arg("lse").noconvert(),
-           "h must stay unchanged until update()")
+        layer.forward(batch, from, sampler, first, end, to);
+      }, py::arg("batch"), py::arg("h").noconvert(), py::arg("sampler"), py::arg("lse").noconvert(), py::arg("first") = 0,
+           py::arg("last") = py::none(),
+           "Of the points [first, last), by default of all: lse [last - first]; h is the batch's, [size, hidden], and must "
+           "stay unchanged until update()")
       .def("backward", [](OutputLayer& layer, const Batch& batch, const Array<float>& lse, Array<float>& dh,
-                          bool weight_labels, std::int64_t global_batch) {
-        want(lse, {static_cast<py::ssize_t>(batch.size())}, "lse");
-        want(dh, {static_cast<py::ssize_t>(batch.size()), layer.config().hidden}, "dh");
+                          bool weight_labels, std::int64_t global_batch, std::size_t first, std::optional<std::size_t> last) {
+        const std::size_t end = part_end(batch, first, last);
+        want(lse, {static_cast<py::ssize_t>(end - first)}, "lse");
+        want(dh, {static_cast<py::ssize_t>(end - first), layer.config().hidden}, "dh");
         const float* from = lse.data();
         float* to = dh.mutable_data();
         py::gil_scoped_release release;
-        return layer.backward(batch, from, to, weight_labels, global_batch);
-      }, py::arg("batch"), py::arg("lse").noconvert(), py::arg("dh").noconvert(), py::arg("weight_labels"), py::arg("global_batch"))
+        return layer.backward(batch, from, to, weight_labels, global_batch, first, end);
+      }, py::arg("batch"), py::arg("lse").noconvert(), py::arg("dh").noconvert(), py::arg("weight_labels"),
+           py::arg("global_batch"), py::arg("first") = 0, py::arg("last") = py::none(),
+           "Of the points [first, last), by default of all: lse [last - first], dh [last - first, hidden]")
       .def("update", &OutputLayer::update, py::arg("lr"), py::arg("step"), NoGil())
       .def("settle", &OutputLayer::settle, NoGil(), "Brings rows that wait for missed steps up to date")
       .def_property_readonly("active_rows", &OutputLayer::active_rows)
@@ -243,7 +260,8 @@ void bind_layers(py::module_& m) {
         layer.topk(from, static_cast<std::size_t>(points), k, to, score, sums);
       }, py::arg("h").noconvert(), py::arg("k"), py::arg("ids").noconvert(), py::arg("scores").noconvert(),
           py::arg("lse").noconvert() = py::none())
-      .def_property_readonly_static("topk_part", [](const py::object&) { return OutputLayer::kTopkPart; });
+      .def_property_readonly_static("topk_part", [](const py::object&) { return OutputLayer::kTopkPart; })
+      .def_property_readonly_static("part_points", [](const py::object&) { return OutputLayer::kPartPoints; });
 }
 
 template <class T>

@@ -43,7 +43,7 @@ void InputLayer::settle() {
   bias_state_.settle(pool_, bias_.data());
 }
 
-void InputLayer::forward(const Batch& batch, float* out, bool train) {
+void InputLayer::forward(const Batch& batch, float* out, bool train, std::size_t first, std::size_t last) {
   if (ld_ == 0) return;
   const Kernels& kern = kernels();
   const Csr& x = batch.x();
@@ -51,7 +51,7 @@ void InputLayer::forward(const Batch& batch, float* out, bool train) {
   // Eight 16-bit draws a call; a unit is dropped where its draw lies below this.
   const auto threshold = static_cast<std::uint32_t>(config_.dropout * 65536.0f + 0.5f);
   const Philox random(config_.seed, Purpose::kDropout);
-  if (train && state_.optimizer().catches_up()) {
+  if (train && first == 0 && state_.optimizer().catches_up()) {
     const Rounding draws = rounding();
     pool_.run([&](int thread) {
       for (const std::int64_t feature : batch.features(thread).ids) weights_.catch_up(state_, draws, feature);
@@ -63,12 +63,12 @@ void InputLayer::forward(const Batch& batch, float* out, bool train) {
     float* factors = scratch_[static_cast<std::size_t>(thread)].data();
     const float* factor = train && threshold > 0 ? factors + (config_.hidden_begin - 8 * group) : nullptr;
     const float* bias = config_.bias ? bias_.data() : nullptr;
-    const auto [begin, end] = Pool::part(batch.size(), 1, thread, pool_.threads());
-    for (std::size_t p = begin; p < end; ++p) {
+    const auto [begin, end] = Pool::part(last - first, 1, thread, pool_.threads());
+    for (std::size_t p = first + begin; p < first + end; ++p) {
       const std::int64_t row = batch.row(p), from = x.indptr[row], count = x.indptr[row + 1] - from;
-      if (p + 1 < end) {  // the sum asks for rows as it goes, but for the first ones
-        const std::int64_t next = x.indptr[batch.row(p + 1)], last = x.indptr[batch.row(p + 1) + 1];
-        for (std::int64_t i = next; i < std::min(next + kAhead, last); ++i) weights_.prefetch(x.indices[i]);
+      if (p + 1 < first + end) {  // the sum asks for rows as it goes, but for the first ones
+        const std::int64_t next = x.indptr[batch.row(p + 1)], stop = x.indptr[batch.row(p + 1) + 1];
+        for (std::int64_t i = next; i < std::min(next + kAhead, stop); ++i) weights_.prefetch(x.indices[i]);
       }
       float* h = out + static_cast<std::ptrdiff_t>(p) * ld_;
       if (config_.half) kern.weighted_sum_half(weights_.half_row(0), ld_, x.indices + from, x.values + from, count, bias, h, ld_);

@@ -30,8 +30,9 @@ class InputLayer {
 
   void set_optimizer(const Optimizer& optimizer);
 
-  // out[p] = dropout(act(x_p W + b)) for the batch's points, [size, width]; dropout only if `train`.
-  void forward(const Batch& batch, float* out, bool train);
+  // out[p] = dropout(act(x_p W + b)) for the batch's points [first, last), out [size, width]; dropout only if `train`. A
+  // batch may come in parts, in order.
+  void forward(const Batch& batch, float* out, bool train, std::size_t first, std::size_t last);
 
   // Applies the derivative of the last train forward to dh [size, width] (changed in place), and updates the weights.
   // `step` counts from 1.

@@ -130,25 +130,37 @@ std::pair<std::size_t, std::size_t> OutputLayer::own_range(std::size_t begin, st
           static_cast<std::size_t>(std::lower_bound(own.begin(), own.end(), end, below) - own.begin())};
 }
 
-void OutputLayer::forward(const Batch& batch, const float* h, Sampler& sampler, float* lse) {
-  sampler.select(batch, h, active_);
-  h_ = h;
-  points_ = batch.size();
-  if (!active_.shared) return forward_pairs(h, points_, lse);
-  if (state_.optimizer().catches_up())
-    pool_.ranges(active_.row_count, 1, [&](std::size_t begin, std::size_t end) {
-      for (std::size_t position = begin; position < end; ++position) catch_up_row(active_.row(position));
-    });
-  forward_shared(0, points_, lse);
+void OutputLayer::check_part(std::size_t first, std::size_t last) const {
+  const bool whole = first == 0 && last == points_;
+  if (whole || (active_.shared && first % kPartPoints == 0 && first <= last && last <= points_)) return;
+  throw std::invalid_argument("output layer: not a part of the batch, or its points have active rows of their own");
+}
+
+void OutputLayer::forward(const Batch& batch, const float* h, Sampler& sampler, std::size_t first, std::size_t last,
+                          float* lse) {
+  if (first == 0) {
+    sampler.select(batch, h, active_);
+    h_ = h;
+    points_ = batch.size();
+    if (active_.shared && state_.optimizer().catches_up())
+      pool_.ranges(active_.row_count, 1, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t position = begin; position < end; ++position) catch_up_row(active_.row(position));
+      });
+  }
+  if (h != h_ || batch.size() != points_) throw std::invalid_argument("output layer: parts of different batches");
+  check_part(first, last);
+  if (active_.shared) forward_shared(first, last, lse);
+  else forward_pairs(h, points_, lse);
 }
 
 double OutputLayer::backward(const Batch& batch, const float* lse, float* dh, bool weight_labels,
-                             std::int64_t global_batch) {
+                             std::int64_t global_batch, std::size_t first, std::size_t last) {
   if (batch.size() != points_) throw std::invalid_argument("backward needs the batch of the last forward");
+  check_part(first, last);
   const std::size_t padded = (points_ + 63) / 64 * 64;
   scale_.at_least(padded);
   target_.at_least(padded);
-  for (std::size_t p = 0; p < points_; ++p) {
+  for (std::size_t p = first; p < last; ++p) {
     const auto labels = static_cast<float>(batch.label_count(p));
     const float weight = weight_labels ? std::sqrt(labels) : 1.0f;
     // A point without labels has no target and no gradient.
@@ -156,8 +168,8 @@ double OutputLayer::backward(const Batch& batch, const float* lse, float* dh, bo
     target_[p] = labels > 0.0f ? scale_[p] / labels : 0.0f;
   }
   if (!active_.shared) return backward_pairs(lse, points_, dh) * static_cast<double>(global_batch);
-  const double loss = loss_shared(lse, 0, points_);
-  products_.hidden_gradient(pool_, weights_, active_, 0, points_, gradient_shared(), dh);
+  const double loss = loss_shared(lse, first, last);
+  products_.hidden_gradient(pool_, weights_, active_, first, last, gradient_shared(), dh);
   return loss * static_cast<double>(global_batch);
 }
 

@@ -40,14 +40,20 @@ class OutputLayer {
   // Rows of labels without points keep their normal draws.
   void class_mean_init(const Csr& x, const Csr& y, const InputConfig& input);
 
-  // Selects the active rows and computes logits and lse[p] = log-sum-exp over this shard's rows active for point p
-  // (-inf if none). h [size, hidden].
-  void forward(const Batch& batch, const float* h, Sampler& sampler, float* lse);
+  // Where the active rows are shared, forward and backward may take a batch's points [first, last) part by part, in order,
+  // `first` a multiple of kPartPoints: the results are the same bits. Otherwise the one part is the batch.
+  static constexpr std::size_t kPartPoints = 32;  // whole panels of points in every instruction set
 
-  // With lse over all shards: turns logits into gradients of the mean loss over `global_batch` points and writes this
-  // shard's part of the hidden gradient, dh [size, hidden]. A point weighs sqrt(its labels) if `weight_labels`, else 1.
-  // Returns the shard's part of the summed, weighted loss.
-  double backward(const Batch& batch, const float* lse, float* dh, bool weight_labels, std::int64_t global_batch);
+  // Before a batch's first part selects the active rows of all points; then computes logits and lse[p] = log-sum-exp over
+  // this shard's rows active for point first + p (-inf if none). h [size, hidden] must be there up to `last`, and all of
+  // it for a sampler that asks for it.
+  void forward(const Batch& batch, const float* h, Sampler& sampler, std::size_t first, std::size_t last, float* lse);
+
+  // With lse [last - first] over all shards: turns logits into gradients of the mean loss over `global_batch` points and
+  // writes this shard's part of the hidden gradient, dh [last - first, hidden]. A point weighs sqrt(its labels) if
+  // `weight_labels`, else 1. Returns the shard's part of the points' summed, weighted loss.
+  double backward(const Batch& batch, const float* lse, float* dh, bool weight_labels, std::int64_t global_batch,
+                  std::size_t first, std::size_t last);
 
   // The weight gradient and the optimiser's step; `step` counts from 1. Uses h of the last forward.
   void update(float lr, std::uint64_t step);
@@ -81,6 +87,7 @@ class OutputLayer {
   void update_inactive(const WeightTable::Step& step);
   void catch_up_row(std::int32_t row);
 
+  void check_part(std::size_t first, std::size_t last) const;
   // Of points [first, last), whose log-sum-exp is `lse` [last - first].
   void forward_shared(std::size_t first, std::size_t last, float* lse);
   double loss_shared(const float* lse, std::size_t first, std::size_t last);  // also makes what gradient_shared needs

@@ -527,9 +527,9 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
     for (std::int64_t p = 0; p < 32; ++p) rows.push_back((static_cast<std::int64_t>(step) * 32 + p) % kPoints);
     std::vector<float> h(rows.size() * kHidden), dh(rows.size() * kHidden), lse(rows.size());
     batch.select(rows.data(), rows.size(), step);
-    input.forward(batch, h.data(), true);
-    output.forward(batch, h.data(), used, lse.data());
-    *loss = output.backward(batch, lse.data(), dh.data(), true, 32);
+    input.forward(batch, h.data(), true, 0, batch.size());
+    output.forward(batch, h.data(), used, 0, batch.size(), lse.data());
+    *loss = output.backward(batch, lse.data(), dh.data(), true, 32, 0, batch.size());
     output.update(0.05f, step + 1);
     input.backward(batch, dh.data(), 0.05f, step + 1);
     if (tables != nullptr && step == 3) {
