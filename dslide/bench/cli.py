@@ -16,6 +16,7 @@ from dslide import _core
 from dslide.bench.machine import cpu
 from dslide.bench.speed import BENCHES
 from dslide.bench.speed.bounds import FORMULA
+from dslide.bench.speed.exchange import LINKS
 from dslide.bench.speed.measure import Row
 from dslide.bench.speed.scaling import AXES, PROJECTION
 from dslide.bench.speed.sizes import AMAZON, QUICK, Size, generated
@@ -52,7 +53,9 @@ def bench(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            "--only", help=f"a part of scaling ({', '.join(AXES)}) or train-step ({', '.join(SETTINGS)})"
+            "--only",
+            help=f"a part of scaling ({', '.join(AXES)}), train-step ({', '.join(SETTINGS)}) "
+            f"or exchange ({', '.join(LINKS)})",
         ),
     ] = None,
     sets: Annotated[
@@ -77,9 +80,10 @@ def bench(
         raise UserError(f"no benchmark named '{unknown[0]}'; choose from: {', '.join(BENCHES)}")
     if model is not None and (data is None or "inference" not in (names or BENCHES)):
         raise UserError("--model is for `dslide bench inference --data NAME`: a run, and points to ask it")
-    foreign = sorted(set(only or ()) - {*AXES, *SETTINGS})
+    parts = (*AXES, *SETTINGS, *LINKS)
+    foreign = sorted(set(only or ()) - {*parts})
     if foreign:
-        raise UserError(f"--only {foreign[0]}: choose from {', '.join((*AXES, *SETTINGS))}")
+        raise UserError(f"--only {foreign[0]}: choose from {', '.join(parts)}")
     threads = threads or len(os.sched_getaffinity(0))
     size, dataset = _what(quick, data, batch, hidden)
     machine = {
@@ -102,7 +106,7 @@ def bench(
             source=data,
             sets=changed,
             model=model,
-            only=tuple(only or (*AXES, *SETTINGS)),
+            only=tuple(only or parts),
             rivals=rivals,
         )
     if as_json:
