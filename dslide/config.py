@@ -220,9 +220,15 @@ class ExchangeConfig(Strict):
         default=None,
         ge=1,
         le=16,
-        description="of a batch, computed and sent one behind the other; null: 1, 2 or 4, whichever is "
+        description="of a batch, computed and sent one behind the other; null: 1 or 2, whichever is "
         "fastest in the first steps. The model is the same. Further hidden layers, lsh and lsh_extras take "
         "whole batches",
+    )
+    stale_after: int | None = Field(
+        default=None,
+        ge=0,
+        description="steps after which the input layer's gradients are applied one step late, so that all of "
+        "the exchange is hidden, for links of high latency; null: never. It changes the model",
     )
 
 
@@ -263,6 +269,20 @@ class TrainConfig(Strict):
     )
 
     @model_validator(mode="after")
+    def _late(self) -> "TrainConfig":
+        if self.exchange.stale_after is not None:
+            if self.network.hidden_layers:
+                raise ValueError(
+                    "exchange.stale_after is for one hidden layer: leave out network.hidden_layers"
+                )
+            if self.optimizer.kind == "adam-catch-up":
+                raise ValueError(
+                    "exchange.stale_after doesn't go with optimizer.kind adam-catch-up, which brings rows up "
+                    "to date where they are read: take adagrad or adam"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _combinations(self) -> "TrainConfig":
         sampler = self.sampler
         extras = {
@@ -299,8 +319,8 @@ class TrainConfig(Strict):
 
     def model_dict(self) -> dict[str, Any]:
         """What defines the trained model: without threads and placement, without when to look or stop."""
-        other = {"threads", "ranks", "exchange", "eval_epochs", "budget_seconds", "target"}
-        return self.model_dump(mode="json", exclude=other)
+        other = dict.fromkeys(("threads", "ranks", "eval_epochs", "budget_seconds", "target"), True)
+        return self.model_dump(mode="json", exclude={**other, "exchange": {"parts"}})
 
 
 # `default` is the class defaults. `slide` is the papers' algorithm: hash tables, Adam (dense in effect:

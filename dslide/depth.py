@@ -246,10 +246,20 @@ class HiddenStack:
     """All hidden layers of one rank's network in training or prediction, with their exchanges."""
 
     def __init__(
-        self, network: Any, comm: LocalComm, pool: Any, wire: str, max_rows: int, points: int
+        self,
+        network: Any,
+        comm: LocalComm,
+        pool: Any,
+        wire: str,
+        max_rows: int,
+        points: int,
+        *,
+        second: bool = False,
     ) -> None:
         """`network` as dslide.network.Network. `points`: of the training set, whose row numbers key draws; 0
-        for predictions alone."""
+        for predictions alone. `second`: of two stacks of a network without further layers, whose batches are
+        between forward and backward at the same time."""
+        self._second = second
         self._input, self.layers = network.input, network.hidden_layers
         shape = network.shape
         self.exchanges = [Exchange(comm, shape.hidden_cuts, wire, max_rows)]
@@ -277,7 +287,8 @@ class HiddenStack:
     def start(self, batch: Any, part: slice) -> None:
         """Sends the first layer's activations of a part of a batch's points on their way to all ranks."""
         exchange = self.exchanges[0]
-        self._input.forward(batch, exchange.own(batch.size), True, part.start, part.stop)
+        own = exchange.own(batch.size)
+        self._input.forward(batch, own, True, part.start, part.stop, second=self._second)
         exchange.start_gather(part)
 
     def finish(self, part: slice, rows: NDArray[np.int64], step: int, samples: int) -> Floats:
@@ -337,7 +348,8 @@ class HiddenStack:
             layer.backward(self.exchanges[number + 1].collect(size), below.grad(size))
             below.scatter(slice(0, size))
             layer.update(rate, step)
-        self._input.backward(batch, self.exchanges[0].collect(size), rate, step)
+        dh = self.exchanges[0].collect(size)
+        self._input.backward(batch, dh, rate, step, second=self._second)
 
     def record(self) -> list[dict[str, Any]]:
         """How this rank's activations of sampled layers travelled: messages as ids + values and dense, the

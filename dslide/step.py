@@ -12,6 +12,12 @@ On P ranks that all see the same batch:
 With more than one part (`exchange.parts`) the batch's points go through 1 to 3 one part behind the other: a
 part is computed while others' rows travel. All parts see the same weights and active rows, and a weight's
 gradient is summed over the whole batch at once, so that nothing changes but the time: not a bit of the model.
+
+From step `exchange.stale_after` on the hidden units of a step are computed before the last step's gradient is
+applied to the input layer, and no other gradient is late. Then all exchanges are hidden, their latency too:
+while the log-sum-exps of step t travel, the gradient of t - 1 is applied and the hidden units of t + 1 are
+computed; these travel during the rest of step t, and the hidden gradients of t during its update and the
+output layer of t + 1. `finish` empties the pipeline before anybody looks at the weights.
 """
 
 import itertools
@@ -31,8 +37,8 @@ from dslide.network import Network
 from dslide.samplers import Sampler
 
 Rows = NDArray[np.int64]
-TRIED = (1, 2, 4)  # parts
-TRIALS = 6  # steps of each, then the fastest is kept
+TRIED = (1, 2)  # parts
+TRIALS = 12  # steps of each, then the fastest is kept
 
 
 class Steps:
@@ -52,7 +58,14 @@ class Steps:
         self._config, self._network, self._comm = config, network, comm
         self._weighted = config.point_weight == "sqrt-labels"
         self.hidden = HiddenStack(network, comm, pool, config.wire, batch_size, points=points)
-        self.batches = [_core.Batch(pool, *data) for _ in range(2)]
+        self._stale_after, slots = config.exchange.stale_after, 2
+        if self._stale_after is not None:
+            second = HiddenStack(network, comm, pool, config.wire, batch_size, points=points, second=True)
+            self._stacks, slots = (self.hidden, second), 3
+        self.batches = [_core.Batch(pool, *data) for _ in range(slots)]
+        self._rows: list[Rows] = [np.zeros(0, np.int64)] * slots
+        self._late: tuple[HiddenStack, Any, int, float, int] | None = None  # a gradient to be applied
+        self._begun = False  # the hidden units of the step to come are on their way
         self._lse = np.empty(batch_size, np.float32)
         self._parts = config.exchange.parts  # None: still to be found
         if comm.size == 1 or self.hidden.layers:
@@ -61,34 +74,44 @@ class Steps:
 
     def begin(self, step: int, order: Iterator[Rows], sampler: Sampler) -> None:
         """Makes ready for `step`, whose points are the next of `order`; `sampler` is the output layer's."""
-        self._order, self._sampler = order, sampler
+        self._order, self._sampler, self._indexed = order, sampler, step
         if sampler.asks_activations:
             self._parts = 1  # all of them must be there first
-        self._select(step)
+        self._batch(step)
 
-    def _select(self, step: int) -> None:
-        self._rows = next(self._order)
-        self.batches[step % 2].select(self._rows, step)
+    def _batch(self, step: int) -> tuple[Any, Rows]:
+        """The indexed batch of the step at hand or of one soon to come, and its points."""
+        slots = len(self.batches)
+        while self._indexed <= step:
+            self._rows[self._indexed % slots] = next(self._order)
+            self.batches[self._indexed % slots].select(self._rows[self._indexed % slots], self._indexed)
+            self._indexed += 1
+        return self.batches[step % slots], self._rows[step % slots]
 
-    def take(self, step: int, samples: int, rate: float, *, last: bool) -> tuple[float, int] | None:
-        """Collective. One step after `samples` points; with `last` no other follows.
+    def take(
+        self, step: int, samples: int, rate: float, *, until: int, total: int
+    ) -> tuple[float, int] | None:
+        """Collective. One step after `samples` points of a run of `total` steps; `finish` is called before
+        step `until` or earlier.
 
         Returns:
             This rank's part of the summed loss before the step, and the batch's points; None if the loss is
             no longer a number, on every rank, and nothing was updated.
         """
+        self._sampler.prepare(samples)
+        if self._stale_after is not None and step >= self._stale_after:
+            return self._take_stale(step, samples, rate, until, total)
         begin, count = time.perf_counter(), self._parts or self._try()
-        hidden, output, sampler, rows = self.hidden, self._network.output, self._sampler, self._rows
-        batch, size = self.batches[step % 2], len(rows)
-        sampler.prepare(samples)
+        batch, rows = self._batch(step)
+        size = len(rows)
         loss = self._passes(batch, rows, step, samples, _cut(size, count))
         if loss is None:
-            hidden.abandon()
+            self.hidden.abandon()
             return None
-        output.update(rate, step + 1)  # Adam counts from 1
-        if not last:
-            self._select(step + 1)
-        hidden.backward(batch, size, rate, step + 1)
+        self._network.output.update(rate, step + 1)  # Adam counts from 1
+        if step + 1 < total:
+            self._batch(step + 1)
+        self.hidden.backward(batch, size, rate, step + 1)
         if self._parts is None:
             self._seconds[count].append(time.perf_counter() - begin)
         return loss, size
@@ -109,19 +132,61 @@ class Steps:
             if number + 2 < len(parts):
                 hidden.start(batch, parts[number + 2])
             if number > 0:
-                losses.append(self._gradients(batch, parts[number - 1]))
-        losses.append(self._gradients(batch, parts[-1]))
+                losses.append(self._gradients(hidden, batch, parts[number - 1]))
+        losses.append(self._gradients(hidden, batch, parts[-1]))
         return None if None in losses else sum(loss for loss in losses if loss is not None)
 
-    def _gradients(self, batch: Any, part: slice) -> float | None:
+    def _gradients(self, hidden: HiddenStack, batch: Any, part: slice) -> float | None:
         """The part's loss, and its hidden gradients, which are sent; None where the loss is not a number."""
-        lse = self.hidden.finish_normalise(part)
+        lse = hidden.finish_normalise(part)
         if not lse.max() < np.inf:  # nan or +inf, on every rank; -inf is a point without active labels
             return None
-        dh, output = self.hidden.grad(batch.size)[part], self._network.output
+        dh, output = hidden.grad(batch.size)[part], self._network.output
         loss = output.backward(batch, lse, dh, self._weighted, batch.size, part.start, part.stop)
-        self.hidden.scatter(part)
+        hidden.scatter(part)
         return float(loss)
+
+    def _take_stale(
+        self, step: int, samples: int, rate: float, until: int, total: int
+    ) -> tuple[float, int] | None:
+        """As `take`, of whole batches; this step's input gradient is left to the next step or `finish`."""
+        hidden, output = self._stacks[step % 2], self._network.output
+        batch, rows = self._batch(step)
+        size, whole = len(rows), slice(0, len(rows))
+        if not self._begun:
+            hidden.start(batch, whole)
+        h, lse = hidden.finish(whole, rows, step, samples), self._lse[whole]
+        output.forward(batch, h, self._sampler.core, lse)
+        hidden.start_normalise(lse, whole)
+        self._apply_late()
+        self._begun = step + 1 < until
+        if self._begun:
+            following, points = self._batch(step + 1)
+            self._stacks[(step + 1) % 2].start(following, slice(0, len(points)))
+        loss = self._gradients(hidden, batch, whole)
+        if loss is None:
+            self.finish()
+            return None
+        output.update(rate, step + 1)
+        self._late = hidden, batch, size, rate, step + 1
+        if step + 2 < total:
+            self._batch(step + 2)
+        return loss, size
+
+    def _apply_late(self) -> None:
+        if self._late is not None:
+            hidden, batch, size, rate, number = self._late
+            hidden.backward(batch, size, rate, number)
+            self._late = None
+
+    def finish(self) -> None:
+        """Collective. The weights are then those of all steps taken; what was begun of the step to come
+        begins anew."""
+        self._apply_late()
+        if self._begun:
+            for stack in self._stacks:
+                stack.abandon()
+            self._begun = False
 
     def _try(self) -> int:
         """The next number of parts to be timed; the last time rank 0's fastest, for good."""

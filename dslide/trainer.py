@@ -93,6 +93,7 @@ class Trainer:
         self._predictor = Predictor(self.network, comm, self.pool, progress=self.progress)
         self.step = 0
         self.samples = 0
+        self._until = self.total_steps  # where the weights are looked at next
         self.last_eval: dict[str, Any] = {}
         self._loss_sum, self._loss_points = 0.0, 0
         self._active_rows, self._active_pairs, self._steps_here = 0, 0, 0
@@ -187,6 +188,7 @@ class Trainer:
 
     def _steps(self, until: int) -> str:
         """Steps to `until` or to a reason to stop; ranks look for one together, every CHECK_SECONDS or so."""
+        self._until = until
         check = 1  # steps until ranks next agree; rank 0's pace decides
         begin, begin_step = time.perf_counter(), self.step
         while self.step < until:
@@ -196,8 +198,11 @@ class Trainer:
             if check <= 0 and self.step < until:
                 stop, check = self._meet((time.perf_counter() - begin) / (self.step - begin_step))
                 if stop:
-                    return stop
-        return self._meet(1.0)[0] or "done"
+                    break
+        else:
+            stop = self._meet(1.0)[0]
+        self.steps.finish()
+        return stop or "done"
 
     def _meet(self, seconds_a_step: float) -> tuple[str | None, int]:
         """Collective: why to stop, and in how many steps to ask again."""
@@ -229,8 +234,8 @@ class Trainer:
 
     def _one_step(self) -> bool:
         """One batch; False if the loss is no longer a number (every rank sees the same)."""
-        last = self.step + 1 == self.total_steps
-        taken = self.steps.take(self.step, self.samples, self._learning_rate(), last=last)
+        rate, until = self._learning_rate(), max(self._until, self.step + 1)
+        taken = self.steps.take(self.step, self.samples, rate, until=until, total=self.total_steps)
         if taken is None:
             return False
         loss, size = taken
@@ -313,6 +318,7 @@ class Trainer:
         """Steps for their times and losses alone (`step` events); each begins when all ranks are there."""
         clock = self.recorder.clock
         self.total_steps = max(self.total_steps, warmup + steps + 1)
+        self._until = warmup + steps
         self.recorder.start()
         clock.start()
         self._prepare(initialise=True)
@@ -327,6 +333,7 @@ class Trainer:
                 clock.stop()
                 seconds = self.comm.agree(time.perf_counter() - begin)
                 self.recorder.event("step", step=self.step, seconds=seconds, loss=self._mean_loss())
+        self.steps.finish()
 
 
 def data_record(dataset: Dataset) -> dict[str, Any]:

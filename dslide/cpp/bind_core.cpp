@@ -164,20 +164,21 @@ void bind_layers(py::module_& m) {
         return state_views(layer.bias_state(), layer.config().bias ? 1 : 0, layer.width(), self);
       })
       .def("forward", [](InputLayer& layer, const Batch& batch, Array<float>& out, bool train, std::size_t first,
-                         std::optional<std::size_t> last) {
+                         std::optional<std::size_t> last, bool second) {
         want(out, {static_cast<py::ssize_t>(batch.size()), layer.width()}, "out");
         const std::size_t end = part_end(batch, first, last);
         float* data = out.mutable_data();
         py::gil_scoped_release release;
-        layer.forward(batch, data, train, first, end);
+        layer.forward(batch, data, train, first, end, second ? 1 : 0);
       }, py::arg("batch"), py::arg("out").noconvert(), py::arg("train"), py::arg("first") = 0, py::arg("last") = py::none(),
-           "Of the points [first, last), by default of all")
-      .def("backward", [](InputLayer& layer, const Batch& batch, Array<float>& dh, float lr, std::uint64_t step) {
+           py::arg("second") = false,
+           "Of the points [first, last), by default of all. `second`: of two batches that are between forward and backward")
+      .def("backward", [](InputLayer& layer, const Batch& batch, Array<float>& dh, float lr, std::uint64_t step, bool second) {
         want(dh, {static_cast<py::ssize_t>(batch.size()), layer.width()}, "dh");
         float* data = dh.mutable_data();
         py::gil_scoped_release release;
-        layer.backward(batch, data, lr, step);
-      }, py::arg("batch"), py::arg("dh").noconvert(), py::arg("lr"), py::arg("step"))
+        layer.backward(batch, data, lr, step, second ? 1 : 0);
+      }, py::arg("batch"), py::arg("dh").noconvert(), py::arg("lr"), py::arg("step"), py::arg("second") = false)
       .def("settle", &InputLayer::settle, NoGil(), "Brings rows that wait for missed steps up to date");
 
   py::class_<OutputLayer>(m, "OutputLayer")

@@ -43,7 +43,8 @@ void InputLayer::settle() {
   bias_state_.settle(pool_, bias_.data());
 }
 
-void InputLayer::forward(const Batch& batch, float* out, bool train, std::size_t first, std::size_t last) {
+void InputLayer::forward(const Batch& batch, float* out, bool train, std::size_t first, std::size_t last,
+                         int slot) {
   if (ld_ == 0) return;
   const Kernels& kern = kernels();
   const Csr& x = batch.x();
@@ -57,7 +58,8 @@ void InputLayer::forward(const Batch& batch, float* out, bool train, std::size_t
       for (const std::int64_t feature : batch.features(thread).ids) weights_.catch_up(state_, draws, feature);
     });
   }
-  if (train) derivative_.at_least(batch.size() * static_cast<std::size_t>(ld_));
+  Buffer<float>& derivative = derivative_[slot];
+  if (train) derivative.at_least(batch.size() * static_cast<std::size_t>(ld_));
   const std::int64_t group = config_.hidden_begin / 8, groups = (config_.hidden_end + 7) / 8 - group;
   pool_.run([&](int thread) {
     float* factors = scratch_[static_cast<std::size_t>(thread)].data();
@@ -80,19 +82,19 @@ void InputLayer::forward(const Batch& batch, float* out, bool train, std::size_t
       if (factor != nullptr)
         kern.dropout(random.key(), batch.step() << 20 | static_cast<std::uint64_t>(group),
                      static_cast<std::uint64_t>(row), groups, threshold, keep, factors);
-      kern.activate(h, factor, config_.slope, derivative_.data() + static_cast<std::ptrdiff_t>(p) * ld_, ld_);
+      kern.activate(h, factor, config_.slope, derivative.data() + static_cast<std::ptrdiff_t>(p) * ld_, ld_);
     }
   });
 }
 
-void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t step) {
+void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t step, int slot) {
   if (ld_ == 0) return;
   const Kernels& kern = kernels();
   const Rounding draws = rounding();
   const WeightTable::Step now{draws, step, state_.optimizer().step_size(lr, step)};
   pool_.ranges(batch.size(), 1, [&](std::size_t begin, std::size_t end) {
     const auto at = static_cast<std::ptrdiff_t>(begin) * ld_;
-    kern.multiply(dh + at, derivative_.data() + at, static_cast<std::ptrdiff_t>(end - begin) * ld_);
+    kern.multiply(dh + at, derivative_[slot].data() + at, static_cast<std::ptrdiff_t>(end - begin) * ld_);
   });
   pool_.run([&](int thread) {
     float* scratch = scratch_[static_cast<std::size_t>(thread)].data();

@@ -31,7 +31,7 @@ FREE, ALONE = "no limit", "one rank"
 WAYS: dict[str, dict[str, Any]] = {
     "whole batches": {"parts": 1},
     "halves": {"parts": 2},
-    "quarters": {"parts": 4},
+    "one step late": {"stale_after": 0},
 }
 ROUNDS = 5
 
