@@ -183,10 +183,10 @@ class Exchange:
     """The rows and sums that a step exchanges, and their buffers.
 
     `hidden_cuts` [P + 1] are the ranks' borders in a row of H hidden units. A step goes: `own` -> (fill it)
-    -> `gather` -> `normalise` -> `grad` -> (fill it) -> `scatter` -> (other work) -> `collect`. A batch may
-    go in parts, slices of its points, whose exchanges are under way at the same time: then `gather` and
-    `normalise` are begun and ended for each part, on all ranks in the same order. With one rank all of it is
-    the identity on one buffer. `payload` of a point over all ranks is exactly
+    -> `start_gather`, `finish_gather` -> `gathered` -> `start_normalise`, `finish_normalise` -> `grad`
+    -> (fill it) -> `scatter` -> (other work) -> `collect`. `start_gather` to `scatter` each take a part,
+    a slice of the batch's points; several may be under way together, begun on all ranks in the same order.
+    With one rank all of it is the identity on one buffer. `payload` of a point over all ranks is exactly
     2 (P - 1) H b + P (P - 1) (2 s + 4) bytes: b a value, s a row's scale (int8: 1 and 4).
     """
 
@@ -229,11 +229,11 @@ class Exchange:
         return self.gathered(rows)
 
     def gathered(self, rows: int) -> Floats:
-        """All ranks' activations [rows, H], of the points whose gathering has ended."""
+        """All ranks' activations [rows, H]; of a point whose gathering has not ended an earlier batch's."""
         return self._h[:rows]
 
     def start_gather(self, part: slice) -> None:
-        """Starts to send everyone the part's rows of `own`, and to receive theirs."""
+        """Starts to send everyone the part's rows of `own` [rows, own units], and to receive theirs."""
         if self.comm.size == 1:
             return
         rank, packed = self.comm.rank, self._packed_part(part)
@@ -246,7 +246,7 @@ class Exchange:
         )
 
     def finish_gather(self, part: slice) -> None:
-        """Waits for the part's activations, which are then in `gathered`."""
+        """Waits for the part's activations of all ranks; its rows of `gathered` are then there."""
         if self.comm.size == 1:
             return
         rank, h, packed = self.comm.rank, self._h[part], self._packed_part(part)
@@ -256,21 +256,15 @@ class Exchange:
             _core.unpack_rows(packed[peer], self.wire, h, self.cuts[peer], self.cuts[peer + 1])
 
     def _packed_part(self, part: slice) -> list[NDArray[np.uint8]]:
-        """Of each rank's packed activations; an int8 part has its values first and then its scales."""
+        """Each rank's packed activations of the part [points * a row's bytes]; int8: values, then scales."""
         sizes = self._sizes(self.wire)
         return [
             buffer[part.start * size : part.stop * size]
             for buffer, size in zip(self._packed, sizes, strict=True)
         ]
 
-    def normalise(self, lse: Floats) -> Floats:
-        """The log-sum-exp over all ranks of each rank's `lse` [rows], the same bits everywhere."""
-        whole = slice(0, len(lse))
-        self.start_normalise(lse, whole)
-        return self.finish_normalise(whole)
-
     def start_normalise(self, lse: Floats, part: slice) -> None:
-        """Starts to exchange the log-sum-exps `lse` of the part's points."""
+        """Starts to exchange the log-sum-exps `lse` [n] over this rank's rows of the part's n points."""
         if self.comm.size == 1:
             self._lse[part] = lse
             return
@@ -283,7 +277,7 @@ class Exchange:
         )
 
     def finish_normalise(self, part: slice) -> Floats:
-        """As `normalise`, of the part's points."""
+        """The log-sum-exps [n] over all ranks of the part's n points, the same bits everywhere."""
         if self.comm.size > 1:
             self.comm.finish(self._normalising.pop(part.start))
             self._lse[part] = combine_lse(self._lses[:, part])
@@ -316,6 +310,7 @@ class Exchange:
         return total
 
     def _sum(self, part: slice, total: Floats) -> None:
+        """Sets `total` [part's points, own units] to the sum of what has arrived, in the order of ranks."""
         rank = self.comm.rank
         mine, size = self.widths[rank], self._sizes(self.wire)[rank]
         total[:] = 0

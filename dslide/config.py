@@ -269,20 +269,6 @@ class TrainConfig(Strict):
     )
 
     @model_validator(mode="after")
-    def _late(self) -> "TrainConfig":
-        if self.exchange.stale_after is not None:
-            if self.network.hidden_layers:
-                raise ValueError(
-                    "exchange.stale_after is for one hidden layer: leave out network.hidden_layers"
-                )
-            if self.optimizer.kind == "adam-catch-up":
-                raise ValueError(
-                    "exchange.stale_after doesn't go with optimizer.kind adam-catch-up, which brings rows up "
-                    "to date where they are read: take adagrad or adam"
-                )
-        return self
-
-    @model_validator(mode="after")
     def _combinations(self) -> "TrainConfig":
         sampler = self.sampler
         extras = {
@@ -309,6 +295,16 @@ class TrainConfig(Strict):
                         f"precision bfloat16 needs an even {name}, not {units}: "
                         "its products take units in pairs"
                     )
+        if self.exchange.stale_after is not None:
+            if self.network.hidden_layers:
+                raise ValueError(
+                    "exchange.stale_after is for one hidden layer: leave out network.hidden_layers"
+                )
+            if self.optimizer.kind == "adam-catch-up":
+                raise ValueError(
+                    "exchange.stale_after doesn't go with optimizer.kind adam-catch-up, which brings rows up "
+                    "to date where they are read: take adagrad or adam"
+                )
         return self
 
     def evaluation_epochs(self) -> list[float]:

@@ -147,19 +147,14 @@ class SampledExchange(Exchange):
             size = int(mine.sum()) * self._values.itemsize + self._scales(rows)
         self._gradients = {peer: np.empty(size, np.uint8) for peer in self.peers}
         self._sends = sends
-        self._pending = [(part, self.comm.start(sends, list(self._gradients.items()), tag=3))]
+        self._pending.append((part, self.comm.start(sends, list(self._gradients.items()), tag=3)))
 
-    def collect(self, rows: int) -> Floats:
-        if self.comm.size == 1:
-            return self._dh[:rows]
-        for part, requests in self._pending:
-            self.comm.finish(requests)
-            self._pending = [(part, [])]
+    def _sum(self, part: slice, total: Floats) -> None:
         rank = self.comm.rank
         for peer, message in self._gradients.items():
-            dense = self._spread(message, rows, rank, self._masks[rank])
+            dense = self._spread(message, part.stop, rank, self._masks[rank])
             self._arrived[peer][: len(dense)] = dense
-        return super().collect(rows)
+        super()._sum(part, total)
 
     # Messages
 

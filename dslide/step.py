@@ -39,6 +39,7 @@ from dslide.samplers import Sampler
 Rows = NDArray[np.int64]
 TRIED = (1, 2)  # parts
 TRIALS = 12  # steps of each, then the fastest is kept
+TRIAL_STEPS = len(TRIED) * TRIALS
 
 
 class Steps:

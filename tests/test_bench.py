@@ -3,16 +3,20 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dslide import _core
-from dslide.bench.speed import BENCHES
+from dslide.bench import commands
+from dslide.bench.link import ideal_seconds
+from dslide.bench.speed import BENCHES, exchange_steps
 from dslide.bench.speed.bounds import Work
 from dslide.bench.speed.rates import Rates
 from dslide.bench.speed.sizes import QUICK, generated
 from dslide.bench.speed.training import ready, settings, work_of
+from dslide.comm import payload_per_point
 
 DSLIDE = [sys.executable, "-m", "dslide", "bench"]
 
@@ -35,6 +39,39 @@ def test_every_benchmark_gives_figures_and_the_machine() -> None:
     steps = [row for row in report["rows"] if row["bench"] == "train-step"]
     assert all(row["of_bound"] == pytest.approx(row["value"] / row["bound"]) for row in steps)
     assert any(row["case"].startswith("numpy, OpenBLAS") for row in report["rows"])
+    if commands.program("mpirun") is not None:
+        of_exchange([row for row in report["rows"] if row["bench"] == "exchange"])
+
+
+def of_exchange(rows: list[dict[str, Any]]) -> None:
+    """The exchange alone on a loopback, and steps without a limit: every way of hiding it beside one rank."""
+    cases = {row["case"]: row for row in rows}
+    for wire in ("fp32", "int8"):
+        assert any("loopback" in case and wire in case for case in cases), cases.keys()
+    sent = payload_per_point(QUICK.hidden, exchange_steps.NODES, "int8") / exchange_steps.NODES
+    alone = cases["one rank, batch 64"]["value"]
+    for way in exchange_steps.WAYS:
+        row = cases[f"2 ranks, no limit, int8, batch 64, {way}"]
+        assert row["rival"] == alone and f"{sent:,.1f} B of payload" in row["note"]
+
+
+def test_the_bound_of_steps_on_a_link_is_the_link_s_or_the_speed_without_one() -> None:
+    speeds = {
+        ("no limit", "halves"): 9e4,
+        ("no limit", "whole batches"): 8e4,
+        ("no limit", "one rank"): 5e4,
+        ("10mbit", "halves"): 5e3,
+        ("1gbit", "halves"): 6e4,
+    }
+    found = [
+        {"link": link, "way": way, "rates": [rate, rate / 2, 2 * rate], "bytes": 0, "payload": 140}
+        for (link, way), rate in speeds.items()
+    ]
+    rows = {row.case: row for row in exchange_steps.rows(found, 256, 128, "int8")}
+    slow, fast = (rows[f"2 ranks, {link}, int8, batch 256, halves"] for link in ("10mbit", "1gbit"))
+    assert slow.bound == pytest.approx(256 / ideal_seconds(256 * 140, 1e7)) and fast.bound == 9e4
+    assert slow.value == 5e3 and slow.low == 2.5e3 and slow.high == 1e4 and slow.ratio == 0.1
+    assert rows["one rank, batch 256"].bound is None and rows["one rank, batch 256"].rival is None
 
 
 def test_an_unknown_benchmark_is_refused_with_the_names() -> None:

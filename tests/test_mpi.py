@@ -191,8 +191,18 @@ def wait_for(process, condition, seconds=60):
         time.sleep(0.05)
 
 
-def test_a_killed_rank_ends_the_job_and_is_named(data, tmp_path):
-    with start(2, *DSLIDE, "train", "--data", data, "--out", tmp_path / "run", *SIZES, *LONG) as process:
+HIDDEN_EXCHANGES = {
+    "whole": ("exchange.parts=1",),
+    "parts": ("exchange.parts=2", "batch_size=64"),
+    "stale": ("exchange.stale_after=0",),
+}
+
+
+@pytest.mark.parametrize("way", HIDDEN_EXCHANGES)
+def test_a_killed_rank_ends_the_job_and_is_named(way, data, tmp_path):
+    more = [argument for setting in HIDDEN_EXCHANGES[way] for argument in ("--set", setting)]
+    command = [*DSLIDE, "train", "--data", data, "--out", tmp_path / "run", *SIZES, *LONG, *more]
+    with start(2, *command) as process:
         wait_for(process, lambda: "eval" in _events(tmp_path / "run") and len(ranks_of(process)) == 2)
         victims = ranks_of(process)
         victims[1].kill()

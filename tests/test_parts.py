@@ -102,6 +102,13 @@ def test_parts_that_cannot_be_are_refused():
         network.output.forward(batch, h, full, lse, 0, 71)
     with pytest.raises(ValueError, match="shape"):
         network.output.forward(batch, h, full, lse, 0, 64)
+    network.output.forward(batch, h, full, lse[:32], 0, 32)
+    with pytest.raises(ValueError, match="in order"):
+        network.output.forward(batch, h, full, lse[64:], 64, 70)
+    with pytest.raises(ValueError, match="in order"):  # another array than the first part's
+        network.output.forward(batch, h.copy(), full, lse[32:], 32, 70)
+    with pytest.raises(ValueError, match="points of the last forward"):
+        network.output.backward(batch, lse, np.zeros_like(h), True, 70)
 
 
 @needs_mpi

@@ -139,6 +139,7 @@ void OutputLayer::check_part(std::size_t first, std::size_t last) const {
 void OutputLayer::forward(const Batch& batch, const float* h, Sampler& sampler, std::size_t first, std::size_t last,
                           float* lse) {
   if (first == 0) {
+    forwarded_ = 0;
     sampler.select(batch, h, active_);
     h_ = h;
     points_ = batch.size();
@@ -147,15 +148,17 @@ void OutputLayer::forward(const Batch& batch, const float* h, Sampler& sampler, 
         for (std::size_t position = begin; position < end; ++position) catch_up_row(active_.row(position));
       });
   }
-  if (h != h_ || batch.size() != points_) throw std::invalid_argument("output layer: parts of different batches");
+  if (h != h_ || batch.size() != points_ || first != forwarded_)
+    throw std::invalid_argument("output layer: forward takes the parts of one batch, in order");
   check_part(first, last);
   if (active_.shared) forward_shared(first, last, lse);
   else forward_pairs(h, points_, lse);
+  forwarded_ = last;
 }
 
 double OutputLayer::backward(const Batch& batch, const float* lse, float* dh, bool weight_labels,
                              std::int64_t global_batch, std::size_t first, std::size_t last) {
-  if (batch.size() != points_) throw std::invalid_argument("backward needs the batch of the last forward");
+  if (batch.size() != points_ || last > forwarded_) throw std::invalid_argument("backward needs the points of the last forward");
   check_part(first, last);
   const std::size_t padded = (points_ + 63) / 64 * 64;
   scale_.at_least(padded);

@@ -114,7 +114,7 @@ class OutputLayer {
 
   ActiveSet active_;
   const float* h_ = nullptr;   // of the last forward: must live until update
-  std::size_t points_ = 0;
+  std::size_t points_ = 0, forwarded_ = 0;  // of the batch, and so far
   std::ptrdiff_t ld_ = 0;      // row stride of the shared logits
   Buffer<float> logits_;       // shared: [active rows, ld_], as exponentials after forward; pairs: [pairs], too
   std::vector<float> own_logits_;  // of active_.own

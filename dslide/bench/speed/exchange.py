@@ -34,7 +34,7 @@ def exchange(
     whole steps on two nodes (dslide.bench.speed.exchange_steps).
 
     The bound of a throttled link is its rate over the bytes that a node sends a point; a loopback has none.
-    `only`: which of LINKS. Those that carry the exchange alone are measured for these too, the slowest aside.
+    `only`: which of LINKS; a loopback, and steps without a limit, are always measured.
     """
     if commands.program("mpirun") is None:
         return [absent(*FIGURE, "mpirun is missing: pip install 'dslide[mpi]'")]

@@ -14,9 +14,11 @@ from dslide.network import STATE_BLOCK
 
 def one_step(exchange: Exchange, rows: int, lse: np.ndarray) -> None:
     """All that a training step of `rows` points exchanges; the buffers hold what they hold."""
+    whole = slice(0, rows)
     exchange.gather(rows)
-    exchange.normalise(lse[:rows])
-    exchange.scatter(slice(0, rows))
+    exchange.start_normalise(lse[:rows], whole)
+    exchange.finish_normalise(whole)
+    exchange.scatter(whole)
     exchange.collect(rows)
 
 

@@ -35,6 +35,7 @@ from dslide.comm import Exchange, LocalComm, cuts, payload_per_point
 from dslide.config import TrainConfig, build_config, merge
 from dslide.data import Dataset, load
 from dslide.network import STATE_BLOCK
+from dslide.step import TRIAL_STEPS
 from dslide.trainer import Trainer
 
 BENCH = "scaling"
@@ -111,7 +112,7 @@ def _step_seconds(config: TrainConfig, dataset: Dataset, comm: LocalComm) -> lis
     steps = REPEATS if dataset.num_labels < 10_000 else max(2 * REPEATS, 16_000 // config.batch_size)
     points = len(dataset.train) // config.batch_size * config.batch_size  # whole batches
     dataset = dataclasses.replace(dataset, train=dataset.train.take(np.arange(points)))
-    Trainer(config, dataset, comm, recorder).time_steps(3, steps)
+    Trainer(config, dataset, comm, recorder).time_steps(TRIAL_STEPS + 3, steps)
     seconds = [event["seconds"] for event in recorder.events if event["event"] == "step"]
     return [float(group.mean()) for group in np.array_split(seconds, REPEATS) if len(group)]
 
