@@ -44,7 +44,7 @@ void InputLayer::settle() {
 }
 
 void InputLayer::forward(const Batch& batch, float* out, bool train, std::size_t first, std::size_t last,
-                         int slot) {
+                         std::size_t lane) {
   if (ld_ == 0) return;
   const Kernels& kern = kernels();
   const Csr& x = batch.x();
@@ -58,7 +58,7 @@ void InputLayer::forward(const Batch& batch, float* out, bool train, std::size_t
       for (const std::int64_t feature : batch.features(thread).ids) weights_.catch_up(state_, draws, feature);
     });
   }
-  Buffer<float>& derivative = derivative_[slot];
+  Buffer<float>& derivative = derivative_[lane];
   if (train) derivative.at_least(batch.size() * static_cast<std::size_t>(ld_));
   const std::int64_t group = config_.hidden_begin / 8, groups = (config_.hidden_end + 7) / 8 - group;
   pool_.run([&](int thread) {
@@ -87,14 +87,14 @@ void InputLayer::forward(const Batch& batch, float* out, bool train, std::size_t
   });
 }
 
-void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t step, int slot) {
+void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t step, std::size_t lane) {
   if (ld_ == 0) return;
   const Kernels& kern = kernels();
   const Rounding draws = rounding();
   const WeightTable::Step now{draws, step, state_.optimizer().step_size(lr, step)};
   pool_.ranges(batch.size(), 1, [&](std::size_t begin, std::size_t end) {
     const auto at = static_cast<std::ptrdiff_t>(begin) * ld_;
-    kern.multiply(dh + at, derivative_[slot].data() + at, static_cast<std::ptrdiff_t>(end - begin) * ld_);
+    kern.multiply(dh + at, derivative_[lane].data() + at, static_cast<std::ptrdiff_t>(end - begin) * ld_);
   });
   pool_.run([&](int thread) {
     float* scratch = scratch_[static_cast<std::size_t>(thread)].data();

@@ -31,12 +31,12 @@ class InputLayer {
   void set_optimizer(const Optimizer& optimizer);
 
   // out[p] = dropout(act(x_p W + b)) for the batch's points [first, last), out [size, width]; dropout only if `train`. A
-  // batch may come in parts, in order. Of two batches that are between forward and backward one has `slot` 0, one 1.
-  void forward(const Batch& batch, float* out, bool train, std::size_t first, std::size_t last, int slot = 0);
+  // batch may come in parts, in order. Of two batches that are between forward and backward one has `lane` 0, one 1.
+  void forward(const Batch& batch, float* out, bool train, std::size_t first, std::size_t last, std::size_t lane = 0);
 
-  // Applies the derivative of the slot's last train forward to dh [size, width] (changed in place), and updates the
+  // Applies the derivative of the lane's last train forward to dh [size, width] (changed in place), and updates the
   // weights. `step` counts from 1.
-  void backward(const Batch& batch, float* dh, float lr, std::uint64_t step, int slot = 0);
+  void backward(const Batch& batch, float* dh, float lr, std::uint64_t step, std::size_t lane = 0);
 
   // Adam with catch-up: makes all missed steps. Needed before anything but a training step reads weights or state.
   void settle();
@@ -58,7 +58,7 @@ class InputLayer {
   WeightTable weights_;
   Buffer<float> bias_;
   RowState state_, bias_state_;
-  Buffer<float> derivative_[2];  // act' and dropout factor of the last train forward, by slot: [size, width]
+  Buffer<float> derivative_[2];  // act' and dropout factor of the last train forward, by lane: [size, width]
   std::vector<Buffer<float>> scratch_;
 };
 
