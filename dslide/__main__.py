@@ -1,5 +1,14 @@
-"""`python -m dslide` is the command `dslide`."""
+"""The command `dslide`, also `python -m dslide`."""
 
-from dslide.cli import main
 
-main()
+def main() -> None:
+    """Runs the command line. Ctrl-C ends it without a traceback while it is still being imported, too."""
+    try:
+        from dslide.cli import main as run
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -269,6 +269,21 @@ def test_ctrl_c_leaves_nothing_half_written(number, expected, files, tmp_path):
     assert json.loads((out / "events.jsonl").read_text().splitlines()[-1])["status"] == "interrupted"
 
 
+def test_ctrl_c_while_it_is_imported_is_no_traceback():
+    code = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from dslide.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_help_version_and_doctor(call):
     assert call("--help")[0] == 0 and call("train", "--help")[0] == 0
     assert call("--version")[1].strip()
