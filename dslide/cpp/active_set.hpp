@@ -20,6 +20,9 @@ struct ActiveSet {
   // The shard's (label, point) pairs by position, ascending.
   struct Own {
     std::int32_t position, point;
+    bool among(std::size_t begin, std::size_t end) const {  // the points [begin, end)
+      return static_cast<std::size_t>(point) >= begin && static_cast<std::size_t>(point) < end;
+    }
   };
   std::vector<Own> own;
 

@@ -34,11 +34,11 @@ class SimHash : public HashFamily {
     const auto width = static_cast<std::size_t>(packed_.padded());
     pool.ranges(count, mr, [&](std::size_t begin, std::size_t end) {
       Buffer<float> scores(mr * width);
+      std::vector<const float*> a(mr);
       for (std::size_t i = begin; i < end; i += mr) {
         const int m = static_cast<int>(std::min(end - i, mr));
-        const float* a[16];
-        for (int r = 0; r < m; ++r) a[r] = x + (static_cast<std::int64_t>(i) + r) * dim_;
-        packed_.multiply(m, a, 1, {0, dim_, 0, packed_.n()}, scores.data(), static_cast<std::ptrdiff_t>(width), false);
+        for (int r = 0; r < m; ++r) a[static_cast<std::size_t>(r)] = x + (static_cast<std::int64_t>(i) + r) * dim_;
+        packed_.multiply(m, a.data(), 1, {0, dim_, 0, packed_.n()}, scores.data(), static_cast<std::ptrdiff_t>(width), false);
         for (int r = 0; r < m; ++r) {
           const float* score = scores.data() + static_cast<std::size_t>(r) * width;
           for (int t = 0; t < l_; ++t) {

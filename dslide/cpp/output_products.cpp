@@ -35,7 +35,7 @@ void OutputProducts::pack_queries(Pool& pool, const float* h, std::size_t points
   });
 }
 
-std::ptrdiff_t OutputProducts::padded_points() const { return whole_panels(points_); }
+std::ptrdiff_t OutputProducts::logits_ld() const { return whole_panels(points_) + 16; }
 
 void OutputProducts::logits(const WeightTable& weights, const ActiveSet& active, std::size_t begin, std::size_t end,
                             std::size_t p0, std::size_t p1, float* out, std::ptrdiff_t ld, const Ahead* ahead) const {

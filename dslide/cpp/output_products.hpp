@@ -19,7 +19,8 @@ namespace dslide {
 // threads at once, `thread` being the caller's.
 class OutputProducts {
  public:
-  static constexpr std::size_t kMostRows = 256;  // of a tile
+  static constexpr std::size_t kMostRows = 256;   // of a tile
+  static constexpr std::size_t kUpdateRows = 32;  // whose weight gradients are best made together
 
   void reset(std::int64_t hidden, bool half, int threads) {
     hidden_ = hidden;
@@ -29,7 +30,8 @@ class OutputProducts {
 
   // Takes the activations of points [first, last) of h [points, hidden] for `logits`; `first` on a border of panels.
   void pack_queries(Pool& pool, const float* h, std::size_t points, std::size_t first, std::size_t last);
-  std::ptrdiff_t padded_points() const;  // the width of a row of logits of all points
+  // Between rows of all points' logits. Not a power of two, so that a column's values lie in different sets of the cache.
+  std::ptrdiff_t logits_ld() const;
   // out[r - begin][p - p0] = the row at position r · h[p] for r in [begin, end), at most kMostRows, and p in [p0, p1), points
   // that were taken, p0 on a border of panels; whole panels are written; `ld` between rows of out.
   void logits(const WeightTable& weights, const ActiveSet& active, std::size_t begin, std::size_t end, std::size_t p0,

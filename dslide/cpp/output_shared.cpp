@@ -13,7 +13,6 @@ namespace {
 
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 constexpr std::size_t kTilePoints = 256;  // a tile of as many rows stays in the second cache
-constexpr std::size_t kUpdateRows = 32;   // whose gradients are made together
 
 }  // namespace
 
@@ -21,8 +20,7 @@ std::size_t OutputLayer::tile_rows() const { return active_.row_count > 16384 ? 
 
 void OutputLayer::forward_shared(std::size_t first_point, std::size_t last_point, float* lse) {
   products_.pack_queries(pool_, h_, points_, first_point, last_point);
-  // Not a power of two, so that a column's values lie in different sets of the cache.
-  ld_ = products_.padded_points() + 16;
+  ld_ = products_.logits_ld();
   const auto ld = static_cast<std::size_t>(ld_);
   const std::size_t rows = active_.row_count, tile = tile_rows(), tiles = (rows + tile - 1) / tile;
   logits_.at_least(rows * ld);
@@ -57,10 +55,6 @@ void OutputLayer::forward_shared(std::size_t first_point, std::size_t last_point
 void OutputLayer::exponentials_shared(std::size_t t0, std::size_t t1, std::size_t p0, std::size_t p1) {
   float shift[OutputProducts::kMostRows];
   const auto ld = static_cast<std::size_t>(ld_);
-  const auto here = [&](const ActiveSet::Own& pair) {
-    const auto point = static_cast<std::size_t>(pair.point);
-    return point >= p0 && point < p1;
-  };
   auto [own, own_end] = own_range(t0, t1);
   for (std::size_t r = t0; r < t1; ++r) {
     float* logit = logits_.data() + r * ld;
@@ -68,10 +62,10 @@ void OutputLayer::exponentials_shared(std::size_t t0, std::size_t t1, std::size_
     shift[r - t0] = bias - (active_.log_q.empty() ? 0.0f : active_.log_q[r]);
     const std::size_t own_begin = own;
     for (; own < own_end && static_cast<std::size_t>(active_.own[own].position) == r; ++own)
-      if (here(active_.own[own])) own_logits_[own] = logit[active_.own[own].point] + bias;
+      if (active_.own[own].among(p0, p1)) own_logits_[own] = logit[active_.own[own].point] + bias;
     if (!active_.own_only.empty() && active_.own_only[r] != 0) std::fill(logit + p0, logit + p1, kMinusInf);
     for (std::size_t i = own_begin; i < own; ++i)  // a point's own labels are not corrected
-      if (here(active_.own[i])) logit[active_.own[i].point] = own_logits_[i] - shift[r - t0];
+      if (active_.own[i].among(p0, p1)) logit[active_.own[i].point] = own_logits_[i] - shift[r - t0];
   }
   const std::size_t sums = t0 / tile_rows() * ld + p0;
   kernels().column_exp_sum(logits_.data() + t0 * ld + p0, static_cast<std::ptrdiff_t>(t1 - t0), ld_,
@@ -89,7 +83,7 @@ double OutputLayer::loss_shared(const float* lse, std::size_t first_point, std::
       const auto [own, own_end] = own_range(t0, std::min(t0 + tile, last));
       for (std::size_t i = own; i < own_end; ++i) {
         const auto point = static_cast<std::size_t>(active_.own[i].point);
-        if (point >= first_point && point < last_point)
+        if (active_.own[i].among(first_point, last_point))
           parts[t0 / tile] += static_cast<double>(target_[point]) * static_cast<double>(lse[point - first_point] - own_logits_[i]);
       }
     }
@@ -108,13 +102,14 @@ OutputProducts::Gradient OutputLayer::gradient_shared() {
     const auto [own, own_end] = own_range(r0, r1);
     for (std::size_t i = own; i < own_end; ++i) {
       const auto point = static_cast<std::size_t>(active_.own[i].point);
-      if (point >= p0 && point < p1) logits_[static_cast<std::size_t>(active_.own[i].position) * ld + point] -= target_[point];
+      if (active_.own[i].among(p0, p1)) logits_[static_cast<std::size_t>(active_.own[i].position) * ld + point] -= target_[point];
     }
   };
   return {logits_.data(), ld_, make};
 }
 
 void OutputLayer::update_shared(const WeightTable::Step& step) {
+  constexpr std::size_t kUpdateRows = OutputProducts::kUpdateRows;
   products_.pack_points(pool_, h_, static_cast<std::ptrdiff_t>(points_));
   const auto width = static_cast<std::size_t>(products_.padded_hidden());
   const OutputProducts::Gradient gradient = gradient_shared();

@@ -66,7 +66,7 @@ ProductProbe::ProductProbe(Pool& pool, std::int64_t rows, std::int64_t hidden, s
   fill_normal(pool, Philox(0, Purpose::kOutputWeights), 0, rows, 0, hidden, 1.0f, weights_);
   fill_normal(pool, Philox(0, Purpose::kInputWeights), 0, points, 0, hidden, 1.0f, h_.data(), hidden);
   products_.pack_queries(pool, h_.data(), points_, 0, points_);
-  ld_ = static_cast<std::size_t>(products_.padded_points()) + 16;
+  ld_ = static_cast<std::size_t>(products_.logits_ld());
   logits_.reset(active_.row_count * ld_);
   tiles_.resize(static_cast<std::size_t>(pool.threads()));
   for (auto& tile : tiles_)
@@ -92,7 +92,7 @@ void ProductProbe::hidden_gradient() {
 }
 
 void ProductProbe::weight_gradient() {
-  constexpr std::size_t kRows = 32;
+  constexpr std::size_t kRows = OutputProducts::kUpdateRows;
   products_.pack_points(pool_, h_.data(), static_cast<std::ptrdiff_t>(points_));
   const OutputProducts::Gradient gradient = this->gradient();
   pool_.run([&](int t) {
