@@ -98,7 +98,7 @@ void LshSampler::answer(const Batch& batch, std::size_t point, std::uint8_t mark
     std::size_t most = size;
     for (int t = 0; t < l; ++t) {  // all are on their way from memory before the first is read
       const auto [first, last] = buckets[static_cast<std::size_t>(t)] = bucket(t);
-      for (const std::int32_t* id = first; id < last; id += 16) __builtin_prefetch(id);
+      for (std::ptrdiff_t i = 0; i < last - first; i += 16) __builtin_prefetch(first + i);
       most += static_cast<std::size_t>(last - first);
     }
     list.resize(most);
