@@ -13,6 +13,7 @@ from reference import Reference, in_batch_log_q
 from safetensors import safe_open
 from synthetic import make_dataset, make_points, write_prepared
 from test_comm import Postman, ThreadComm
+from test_trainer import Dies, Stop
 
 import dslide
 from dslide import _core
@@ -217,16 +218,11 @@ def test_a_resumed_run_equals_the_uninterrupted_one(layers, optimizer, tmp_path)
     config = settings(layers, checkpoint_every=7, epochs=3, optimizer={"kind": optimizer})
     run(config, make_dataset(), tmp_path / "straight")
 
-    class Dies(Recorder):
-        def event(self, kind, **fields):
-            if kind == "checkpoint" and fields["step"] == 14:
-                raise InterruptedError
-            return super().event(kind, **fields)
-
-    with pytest.raises(InterruptedError):
-        train(config, make_dataset(), LocalComm(), Dies(tmp_path / "resumed"), tmp_path / "resumed")
-    run(config, make_dataset(), tmp_path / "resumed", resume=14)
-    assert model_bytes(tmp_path / "resumed") == model_bytes(tmp_path / "straight")
+    resumed = tmp_path / "resumed"
+    with pytest.raises(Stop):
+        train(config, make_dataset(), LocalComm(), Dies(resumed, "checkpoint", 14), resumed)
+    run(config, make_dataset(), resumed, resume=14)
+    assert model_bytes(resumed) == model_bytes(tmp_path / "straight")
 
 
 @pytest.mark.parametrize("layers", ["two", "drawn", "hashed-last"])

@@ -7,6 +7,7 @@ import pytest
 from mpirun import needs_mpi
 from mpirun import run as mpi
 from synthetic import make_dataset, write_prepared
+from test_trainer import Stop
 
 from dslide import _core
 from dslide.bench.records import Recorder
@@ -141,9 +142,6 @@ def test_a_resumed_ensemble_equals_the_uninterrupted_one(after, tmp_path, monkey
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
     result, _ = run(config, dataset, straight)
     assert not list(straight.glob("checkpoint-member-*"))
-
-    class Stop(Exception):
-        pass
 
     taken, one_step = [0], Trainer._one_step
 

@@ -8,7 +8,7 @@ from mpirun import needs_mpi
 from mpirun import run as run_ranks
 from synthetic import make_dataset, write_prepared
 from test_mpi import tensors
-from test_trainer import model_bytes, run, settings
+from test_trainer import Dies, Stop, model_bytes, run, settings
 
 from dslide import _core
 from dslide.bench.protocol import total_steps
@@ -127,17 +127,8 @@ def test_threads_and_resuming_change_nothing(preset, tmp_path):
     run(config.model_copy(update={"threads": 3}), dataset, threads)
     assert model_bytes(threads) == model_bytes(straight)
 
-    class Stop(Exception):
-        pass
-
-    class Dies(Recorder):
-        def event(self, kind, **fields):
-            if kind == "checkpoint" and fields["step"] == 16:
-                raise Stop
-            return super().event(kind, **fields)
-
     with pytest.raises(Stop):
-        train(config, dataset, LocalComm(), Dies(resumed), resumed)
+        train(config, dataset, LocalComm(), Dies(resumed, "checkpoint", 16), resumed)
     run(config, dataset, resumed, resume=16)
     assert model_bytes(resumed) == model_bytes(straight)
 

@@ -36,6 +36,23 @@ def run(config, dataset, out=None, resume=False, **arguments):
     return train(config, dataset, LocalComm(), recorder, out, resume=bool(resume), **arguments), recorder
 
 
+class Stop(Exception):
+    """What `Dies` ends a run with."""
+
+
+class Dies(Recorder):
+    """A recorder whose run ends instead of the event of this kind at this step."""
+
+    def __init__(self, out, kind, step):
+        super().__init__(out)
+        self._last = kind, step
+
+    def event(self, kind, **fields):
+        if (kind, fields.get("step")) == self._last:
+            raise Stop
+        return super().event(kind, **fields)
+
+
 def model_bytes(out):
     return {f.relative_to(out): f.read_bytes() for f in sorted((out / "model").rglob("*")) if f.is_file()}
 
@@ -60,17 +77,8 @@ def test_a_resumed_run_equals_the_uninterrupted_one(preset, tmp_path):
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
     result, _ = run(config, dataset, straight)
 
-    class Stop(Exception):
-        pass
-
-    class Dies(Recorder):
-        def event(self, kind, **fields):
-            if kind == "eval" and fields["step"] == 20:
-                raise Stop
-            return super().event(kind, **fields)
-
     with pytest.raises(Stop):
-        train(config, dataset, LocalComm(), Dies(resumed), resumed)
+        train(config, dataset, LocalComm(), Dies(resumed, "eval", 20), resumed)
     assert not (resumed / "model").exists()
     assert json.loads((resumed / "checkpoint" / "progress.json").read_text())["step"] == 16
     again, _ = run(config, dataset, resumed, resume=16)
