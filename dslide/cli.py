@@ -101,15 +101,7 @@ def train(
         from dslide.checkpoint import read_progress
 
         step = int(read_progress(out / "checkpoint")["step"])
-    recorder = Recorder(
-        out,
-        rank=comm.rank,
-        size=comm.size,
-        barrier=comm.barrier,
-        gather=comm.gather,
-        agree=comm.agree,
-        resume_step=step,
-    )
+    recorder = Recorder.of(comm, out, resume_step=step)
     result = run(
         settings,
         dataset,

@@ -158,14 +158,7 @@ class EnsembleTrainer:
         self._sums["evaluation_bytes"] += group.other_bytes
         group.payload_bytes = group.other_bytes = 0
         group.wait_seconds = 0.0
-        recorder = Recorder(
-            None,
-            rank=group.rank,
-            size=group.size,
-            barrier=group.barrier,
-            gather=group.gather,
-            agree=group.agree,
-        )
+        recorder = Recorder.of(group, None)
         self.progress.note(f"member {member + 1} of {config.ensemble}")
         trainer = Trainer(own, replace(self.dataset, test=nothing), group, recorder)
         trainer.progress = self.progress

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -67,6 +67,21 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return events
 
 
+class Ranks(Protocol):
+    """The ranks of a run and how they meet (see `dslide.bench.systems.Connection`)."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def barrier(self) -> Callable[[], None] | None: ...
+    @property
+    def gather(self) -> Callable[[Any], list[Any] | None] | None: ...
+    @property
+    def agree(self) -> Callable[[float], float] | None: ...
+
+
 class Recorder:
     """Writes a run's records. Created on every rank; only rank 0 writes.
 
@@ -78,6 +93,19 @@ class Recorder:
             clock to what the last event left says.
         context: fields of the meta data that the launcher knows (cluster, link, spec).
     """
+
+    @classmethod
+    def of(cls, ranks: Ranks, out: Path | None, **more: Any) -> "Recorder":
+        """This rank's recorder; `more`: resume_step, context."""
+        return cls(
+            out,
+            rank=ranks.rank,
+            size=ranks.size,
+            barrier=ranks.barrier,
+            gather=ranks.gather,
+            agree=ranks.agree,
+            **more,
+        )
 
     def __init__(
         self,

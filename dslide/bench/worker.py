@@ -27,15 +27,7 @@ def run(spec: RunSpec) -> None:
     expected = int(os.environ.get("DSLIDE_SIZE", connection.size))
     if connection.size != expected:
         raise RuntimeError(f"the launcher started {expected} ranks, the system sees {connection.size}")
-    recorder = Recorder(
-        spec.out,
-        rank=connection.rank,
-        size=connection.size,
-        barrier=connection.barrier,
-        gather=connection.gather,
-        agree=connection.agree,
-        context=context,
-    )
+    recorder = Recorder.of(connection, spec.out, context=context)
     system.run(spec, recorder)
     if not recorder.ended:
         raise RuntimeError(f"system {spec.system} returned without ending its records")

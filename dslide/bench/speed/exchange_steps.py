@@ -16,12 +16,12 @@ from typing import Any
 from dslide import comm as comms
 from dslide.bench import cluster
 from dslide.bench.link import ideal_seconds
-from dslide.bench.records import Recorder
 from dslide.bench.spec import bits_per_second
 from dslide.bench.speed.measure import Row
 from dslide.bench.speed.sizes import Size, generated
+from dslide.bench.speed.training import Setting, ready
 from dslide.comm import LocalComm, payload_per_point
-from dslide.config import build_config, merge
+from dslide.config import merge
 from dslide.data import Dataset, load
 from dslide.trainer import Trainer
 
@@ -71,18 +71,9 @@ def rows(found: list[dict[str, Any]], batch: int, hidden: int, wire: str) -> lis
 
 
 def _trainer(request: dict[str, Any], dataset: Dataset, comm: LocalComm, way: dict[str, Any]) -> Trainer:
-    settings = {
-        "batch_size": request["batch"],
-        "epochs": 1e6,
-        "threads": 1,
-        "network": {"hidden": request["hidden"]},
-    }
-    config = build_config("default", None, merge(merge(settings, request["sets"]), {"exchange": way}))
-    recorder = Recorder(
-        None, rank=comm.rank, size=comm.size, barrier=comm.barrier, gather=comm.gather, agree=comm.agree
-    )
-    trainer = Trainer(config, dataset, comm, recorder)
-    trainer._prepare(initialise=True)
+    sets = merge(request["sets"], {"exchange": way})
+    default = Setting("exchange", "default", {})
+    trainer = ready(dataset, default, request["batch"], 1, request["hidden"], sets, comm)
     trainer._steps(10)  # rows come into the cache, messages find their buffers
     return trainer
 

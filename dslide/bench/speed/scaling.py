@@ -106,9 +106,7 @@ def _config(sets: dict[str, Any], *, threads: int, batch: int, hidden: int) -> T
 
 def _step_seconds(config: TrainConfig, dataset: Dataset, comm: LocalComm) -> list[float]:
     """Seconds a step on the slowest rank, means of REPEATS groups of steps; empty on other ranks than 0."""
-    recorder = Recorder(
-        None, rank=comm.rank, size=comm.size, barrier=comm.barrier, gather=comm.gather, agree=comm.agree
-    )
+    recorder = Recorder.of(comm, None)
     steps = REPEATS if dataset.num_labels < 10_000 else max(2 * REPEATS, 16_000 // config.batch_size)
     points = len(dataset.train) // config.batch_size * config.batch_size  # whole batches
     dataset = dataclasses.replace(dataset, train=dataset.train.take(np.arange(points)))

@@ -65,12 +65,21 @@ def settings(size: Size) -> list[Setting]:
 
 
 def ready(
-    dataset: Dataset, setting: Setting, batch: int, threads: int, hidden: int, sets: dict[str, Any]
+    dataset: Dataset,
+    setting: Setting,
+    batch: int,
+    threads: int,
+    hidden: int,
+    sets: dict[str, Any],
+    comm: LocalComm | None = None,
 ) -> Trainer:
-    """A trainer that has begun: initialised, its tables built, the first batch indexed."""
+    """A trainer that has begun: initialised, its tables built, the first batch indexed. `comm`: of several
+    ranks."""
+    comm = comm or LocalComm()
     protocol = {"batch_size": batch, "epochs": 1e6, "threads": threads, "network": {"hidden": hidden}}
     overrides = merge(merge(from_dotted(setting.overrides, setting.name), protocol), sets)
-    trainer = Trainer(build_config(setting.preset, None, overrides), dataset, LocalComm(), Recorder(None))
+    config = build_config(setting.preset, None, overrides)
+    trainer = Trainer(config, dataset, comm, Recorder.of(comm, None))
     trainer._prepare(initialise=True)
     return trainer
 
