@@ -10,10 +10,11 @@
 
 namespace dslide {
 
-// Asks for `bytes` from `first` on, soon to be read or written. A macro's worth of inlining: GCC takes a function that
-// only prefetches for one without effects and drops calls of it.
+// Asks for `bytes` from `first` on, soon to be read or written, as far as the second cache: what is asked for into the first
+// one takes up its few outstanding misses, which then wait on each other. A macro's worth of inlining: GCC takes a function
+// that only prefetches for one without effects and drops calls of it.
 __attribute__((always_inline)) inline void prefetch(const void* first, std::size_t bytes) {
-  for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(first) + at, 1);
+  for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(first) + at, 1, 2);
 }
 
 // A zeroed, fixed-size array of a trivial type, aligned to 64 bytes (2 MiB above 4 MiB).

@@ -7,6 +7,8 @@
 namespace dslide {
 namespace {
 
+constexpr std::ptrdiff_t kAhead = 8;  // rows to be packed that are on their way
+
 float as_float(std::uint16_t half) {
   const std::uint32_t bits = std::uint32_t{half} << 16;
   float x;
@@ -61,8 +63,11 @@ void OutputProducts::pack_active(Pool& pool, const WeightTable& weights, const A
   else rows_.resize(count, hidden_);
   pool.ranges(end - begin, 16, [&](std::size_t b, std::size_t e) {
     const auto from = static_cast<std::ptrdiff_t>(b), to = static_cast<std::ptrdiff_t>(e);
-    if (half_) half_rows_.pack_rows(from, to, [&](std::ptrdiff_t k) { return weights.half_row(position(k)); });
-    else rows_.pack_rows(from, to, [&](std::ptrdiff_t k) { return weights.row(position(k)); });
+    const auto ahead = [&](std::ptrdiff_t k) {
+      if (k + kAhead < to) weights.prefetch(position(k + kAhead));
+    };
+    if (half_) half_rows_.pack_rows(from, to, [&](std::ptrdiff_t k) { return ahead(k), weights.half_row(position(k)); });
+    else rows_.pack_rows(from, to, [&](std::ptrdiff_t k) { return ahead(k), weights.row(position(k)); });
   });
 }
 
