@@ -30,7 +30,7 @@ InputLayer::InputLayer(Pool& pool, const InputConfig& config)
     fill_normal(Philox(config.seed, Purpose::kInputBias), 0, 1, config.hidden_begin, config.hidden_end,
                 config.init_std, bias_.data(), ld_);
   scratch_.resize(static_cast<std::size_t>(pool.threads()));
-  for (auto& buffer : scratch_) buffer.reset(2 * static_cast<std::size_t>(ld_) + 16);  // a row and a gradient, or factors in eights
+  for (auto& buffer : scratch_) buffer.reset(static_cast<std::size_t>(ld_) + 16);  // a gradient, or factors in eights
 }
 
 void InputLayer::set_optimizer(const Optimizer& optimizer) {
@@ -110,7 +110,7 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
         if (batch.thread_of(feature) != static_cast<std::uint32_t>(thread)) continue;
         const std::int32_t slot = batch.feature_slot(feature);
         if (slot >= 0) update_slot(static_cast<std::size_t>(slot));
-        else weights_.update(state_, now, f, nullptr, scratch);
+        else weights_.update(state_, now, f, nullptr);
       }
       return;
     }

@@ -85,6 +85,12 @@ struct Kernels {
   void (*adagrad_sum)(const float* rows, std::ptrdiff_t ld, const std::int32_t* ids, const float* values,
                       std::ptrdiff_t count, float* w, float* state, float* g, std::ptrdiff_t n, std::ptrdiff_t block,
                       float lr, float eps);
+  // Both with w in bfloat16: computed in float32 and rounded once, as round_stochastic does.
+  void (*adagrad_half)(std::uint16_t* w, float* state, const float* g, std::ptrdiff_t n, std::ptrdiff_t block, float lr,
+                       float eps, std::uint32_t key, std::uint32_t first);
+  void (*adagrad_sum_half)(const float* rows, std::ptrdiff_t ld, const std::int32_t* ids, const float* values,
+                           std::ptrdiff_t count, std::uint16_t* w, float* state, float* g, std::ptrdiff_t n,
+                           std::ptrdiff_t block, float lr, float eps, std::uint32_t key, std::uint32_t first);
   // Adam; g may be null (a zero gradient): w -= lr * m / (sqrt(v) + eps).
   void (*adam)(float* w, float* m, float* v, const float* g, std::ptrdiff_t n, float lr, float beta1, float beta2,
                float eps);

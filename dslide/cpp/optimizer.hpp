@@ -130,13 +130,28 @@ class RowState {
                           block_, step_size, optimizer_.eps);
   }
 
-  // Adam of a row in bfloat16, in the step of this number.
+  // Both of a row in bfloat16, in the step of this number.
   void update(std::int64_t row, std::uint16_t* w, const float* g, float step_size, std::uint64_t step,
               const Rounding& rounding) {
-    if (optimizer_.catches_up()) catch_up(row, w, rounding);
-    kernels().adam_half(w, half_m_.data() + row * ld_, half_v_.data() + row * ld_, g, width_, step_size, optimizer_.beta1,
-                        optimizer_.beta2, optimizer_.eps, rounding.keys(step, row).data(), rounding.unit());
-    made(row);
+    const Kernels& kern = kernels();
+    if (optimizer_.moments()) {
+      if (optimizer_.catches_up()) catch_up(row, w, rounding);
+      kern.adam_half(w, half_m_.data() + row * ld_, half_v_.data() + row * ld_, g, width_, step_size, optimizer_.beta1,
+                     optimizer_.beta2, optimizer_.eps, rounding.keys(step, row).data(), rounding.unit());
+      made(row);
+    } else if (g != nullptr) {
+      kern.adagrad_half(w, accum_.data() + row * blocks_, g, width_, block_, step_size, optimizer_.eps,
+                        rounding.keys(step, row)[0], rounding.unit());
+    }
+  }
+  void update(std::int64_t row, std::uint16_t* w, const WeightedSum& sum, float* g, float step_size, std::uint64_t step,
+              const Rounding& rounding) {
+    if (optimizer_.moments()) {
+      sum.make(g, width_);
+      return update(row, w, g, step_size, step, rounding);
+    }
+    kernels().adagrad_sum_half(sum.rows, sum.ld, sum.ids, sum.values, sum.count, w, accum_.data() + row * blocks_, g, width_,
+                               block_, step_size, optimizer_.eps, rounding.keys(step, row)[0], rounding.unit());
   }
 
   // Asks for the state of a row that update() is about to want.

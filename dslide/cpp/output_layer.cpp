@@ -196,9 +196,8 @@ void OutputLayer::catch_up_row(std::int32_t row) {
   if (config_.bias) bias_state_.catch_up(row, bias_.data() + row);
 }
 
-void OutputLayer::update_row(std::int32_t row, const float* g, float bias_gradient, const WeightTable::Step& step,
-                             float* scratch) {
-  weights_.update(state_, step, row, g, scratch);
+void OutputLayer::update_row(std::int32_t row, const float* g, float bias_gradient, const WeightTable::Step& step) {
+  weights_.update(state_, step, row, g);
   if (config_.bias) bias_state_.update(row, bias_.data() + row, g == nullptr ? nullptr : &bias_gradient, step.size);
 }
 
@@ -208,7 +207,7 @@ void OutputLayer::update_inactive(const WeightTable::Step& step) {
     auto next = std::lower_bound(active_.rows.begin(), active_.rows.end(), static_cast<std::int32_t>(begin));
     for (std::size_t row = begin; row < end; ++row) {
       if (next != active_.rows.end() && static_cast<std::size_t>(*next) == row) ++next;
-      else update_row(static_cast<std::int32_t>(row), nullptr, 0.0f, step, nullptr);
+      else update_row(static_cast<std::int32_t>(row), nullptr, 0.0f, step);
     }
   });
 }

@@ -83,7 +83,7 @@ class OutputLayer {
   std::size_t tile_rows() const;  // rows that are reduced together; depends on the number of active rows alone
   std::pair<std::size_t, std::size_t> own_range(std::size_t begin, std::size_t end) const;
   // `scratch` holds a row, where weights are in bfloat16 and the optimiser is Adagrad.
-  void update_row(std::int32_t row, const float* g, float bias_gradient, const WeightTable::Step& step, float* scratch);
+  void update_row(std::int32_t row, const float* g, float bias_gradient, const WeightTable::Step& step);
   void update_inactive(const WeightTable::Step& step);
   void catch_up_row(std::int32_t row);
 

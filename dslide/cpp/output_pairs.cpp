@@ -127,7 +127,7 @@ void OutputLayer::update_pairs(const WeightTable::Step& step) {
   const Kernels& kern = kernels();
   pool_.run([&](int thread) {
     const auto hidden = static_cast<std::size_t>(config_.hidden);
-    float* g = scratch_[static_cast<std::size_t>(thread)].at_least(2 * hidden);
+    float* g = scratch_[static_cast<std::size_t>(thread)].at_least(hidden);
     for (int part = thread; part < kParts; part += pool_.threads()) {
       const std::size_t end = part_begin(part + 1);
       for (std::size_t r = part_begin(part); r < end; ++r) {
@@ -138,7 +138,7 @@ void OutputLayer::update_pairs(const WeightTable::Step& step) {
                           nullptr, g, config_.hidden);
         float bias_gradient = 0.0f;
         for (std::int64_t i = from; i < to; ++i) bias_gradient += logits_[static_cast<std::size_t>(i)];
-        update_row(active_.row(r), g, bias_gradient, step, g + hidden);
+        update_row(active_.row(r), g, bias_gradient, step);
       }
     }
   });

@@ -116,8 +116,7 @@ void OutputLayer::update_shared(const WeightTable::Step& step) {
   pool_.run([&](int t) {
     const auto thread = static_cast<std::size_t>(t);
     const auto [begin, end] = Pool::part(active_.row_count, kUpdateRows, t, pool_.threads());
-    float* g = scratch_[thread].at_least((kUpdateRows + 1) * width);
-    float *row = g + kUpdateRows * width, sums[kUpdateRows] = {};
+    float *g = scratch_[thread].at_least(kUpdateRows * width), sums[kUpdateRows] = {};
     for (std::size_t r0 = begin; r0 < end; r0 += kUpdateRows) {
       const std::size_t r1 = std::min(r0 + kUpdateRows, end), next = std::min(kUpdateRows, end - r1);
       const Ahead ahead = [&](std::size_t part, std::size_t parts) {  // the update's rows, and the next gradients
@@ -130,7 +129,7 @@ void OutputLayer::update_shared(const WeightTable::Step& step) {
       };
       products_.weight_gradient(thread, gradient, r0, r1, g, config_.bias ? sums : nullptr, &ahead);
       for (std::size_t r = r0; r < r1; ++r)
-        update_row(active_.row(r), g + (r - r0) * width, sums[r - r0], step, row);
+        update_row(active_.row(r), g + (r - r0) * width, sums[r - r0], step);
     }
   });
 }

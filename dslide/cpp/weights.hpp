@@ -56,43 +56,28 @@ class WeightTable {
     std::uint64_t number;  // from 1
     float size;
   };
-  // By the gradient g [width]; null: zero. `scratch` [width] is needed in bfloat16, but for Adam.
-  void update(RowState& state, const Step& step, std::int64_t row, const float* g, float* scratch) {
-    if (state.half()) state.update(row, halves_.data() + row * width_, g, step.size, step.number, step.rounding);
-    else change(step, row, scratch, [&](float* w) { state.update(row, w, g, step.size); });
+  // By the gradient g [width]; null: zero.
+  void update(RowState& state, const Step& step, std::int64_t row, const float* g) {
+    if (half_) state.update(row, halves_.data() + row * width_, g, step.size, step.number, step.rounding);
+    else state.update(row, floats_.data() + row * width_, g, step.size);
   }
-  // By a gradient that is still to be summed up; `scratch` [2 width].
+  // By a gradient that is still to be summed up; `scratch` [width].
   void update(RowState& state, const Step& step, std::int64_t row, const WeightedSum& sum, float* scratch) {
-    if (state.half()) {
-      sum.make(scratch, static_cast<std::ptrdiff_t>(width_));
-      update(state, step, row, scratch, nullptr);
-    } else {
-      change(step, row, scratch, [&](float* w) { state.update(row, w, sum, scratch + width_, step.size); });
-    }
+    if (half_) state.update(row, halves_.data() + row * width_, sum, scratch, step.size, step.number, step.rounding);
+    else state.update(row, floats_.data() + row * width_, sum, scratch, step.size);
   }
 
   // Adam with catch-up: the steps that a row, or every row, has missed.
   void catch_up(RowState& state, const Rounding& rounding, std::int64_t row) {
-    if (state.half()) state.catch_up(row, halves_.data() + row * width_, rounding);
+    if (half_) state.catch_up(row, halves_.data() + row * width_, rounding);
     else state.catch_up(row, floats_.data() + row * width_);
   }
   void settle(RowState& state, const Rounding& rounding, Pool& pool) {
-    if (state.half()) state.settle(pool, halves_.data(), rounding);
+    if (half_) state.settle(pool, halves_.data(), rounding);
     else state.settle(pool, floats_.data());
   }
 
  private:
-  // The row as float32, changed where it lies or, in bfloat16, in `scratch`.
-  template <class Body>
-  void change(const Step& step, std::int64_t row, float* scratch, Body body) {
-    if (!half_) return body(floats_.data() + row * width_);
-    std::uint16_t* at = halves_.data() + row * width_;
-    kernels().expand(at, static_cast<std::ptrdiff_t>(width_), scratch);
-    body(scratch);
-    kernels().round_stochastic(scratch, static_cast<std::ptrdiff_t>(width_), step.rounding.keys(step.number, row)[0],
-                               step.rounding.unit(), at);
-  }
-
   std::int64_t width_ = 0;
   bool half_ = false;
   Buffer<float> floats_;
