@@ -188,6 +188,23 @@ void test_kernels(const Kernels& kern) {
         kern.adagrad_sum(table.data(), n, ids.data(), values.data(), count, together.data(), together_state.data(),
                          scratch.data(), n, block, 0.1f, 1e-3f);
         check(apart == together && apart_state == together_state, at + "adagrad_sum");
+        // In bfloat16 both are that of the expanded row, rounded once.
+        std::vector<std::uint16_t> begin(size), half(size), rounded(size);
+        kern.round(w.data(), n, begin.data());
+        kern.expand(begin.data(), n, apart.data());
+        apart_state.assign(size, 0.25f);
+        kern.adagrad(apart.data(), apart_state.data(), sum.data(), n, block, 0.1f, 1e-3f);
+        kern.round_stochastic(apart.data(), n, 11, 7, rounded.data());
+        for (const bool summed : {false, true}) {
+          half = begin;
+          together_state.assign(size, 0.25f);
+          if (summed)
+            kern.adagrad_sum_half(table.data(), n, ids.data(), values.data(), count, half.data(), together_state.data(),
+                                  scratch.data(), n, block, 0.1f, 1e-3f, 11, 7);
+          else
+            kern.adagrad_half(half.data(), together_state.data(), sum.data(), n, block, 0.1f, 1e-3f, 11, 7);
+          check(half == rounded && apart_state == together_state, at + (summed ? "adagrad_sum_half" : "adagrad_half"));
+        }
       }
     weight = w;
     auto m = bias, v = std::vector<float>(size, 0.5f);
