@@ -11,6 +11,12 @@
 
 namespace dslide {
 
+// A step of Adam: m = keep1 m + (1 - beta1) g, v = keep2 v + (1 - beta2) g^2, w -= lr m / (sqrt(v) + eps). keep1 and keep2
+// are beta1 and beta2, or less where steps without a gradient come before.
+struct AdamStep {
+  float lr, eps, beta1, beta2, keep1, keep2;
+};
+
 struct Kernels {
   const char* name;
   int mr, nr;  // tiles of the matrix products: rows and columns
@@ -91,20 +97,18 @@ struct Kernels {
   void (*adagrad_sum_half)(const float* rows, std::ptrdiff_t ld, const std::int32_t* ids, const float* values,
                            std::ptrdiff_t count, std::uint16_t* w, float* state, float* g, std::ptrdiff_t n,
                            std::ptrdiff_t block, float lr, float eps, std::uint32_t key, std::uint32_t first);
-  // Adam; g may be null (a zero gradient): w -= lr * m / (sqrt(v) + eps).
-  void (*adam)(float* w, float* m, float* v, const float* g, std::ptrdiff_t n, float lr, float beta1, float beta2,
-               float eps);
+  // g may be null (a zero gradient).
+  void (*adam)(float* w, float* m, float* v, const float* g, std::ptrdiff_t n, const AdamStep& step);
   // Adam's steps without a gradient, all at once (missed_steps.hpp): d = 1 / (sqrt(v) + eps), u = sqrt(v) d,
-  // w -= m d (terms[0] + u terms[1] + ...), then m *= decay1, v *= decay2.
-  void (*adam_missed)(float* w, float* m, float* v, std::ptrdiff_t n, const float* terms, int count, float decay1,
-                      float decay2, float eps);
+  // w -= m d (terms[0] + u terms[1] + ...), then m *= decay[0], v *= decay[1], unless decay is null.
+  void (*adam_missed)(float* w, float* m, float* v, std::ptrdiff_t n, const float* terms, int count, const float* decay,
+                      float eps);
   // Both with w, m and v in bfloat16: computed in float32 and rounded once, as round_stochastic does with keys[0] for w,
   // keys[1] for m and keys[2] for v.
-  void (*adam_half)(std::uint16_t* w, std::uint16_t* m, std::uint16_t* v, const float* g, std::ptrdiff_t n, float lr,
-                    float beta1, float beta2, float eps, const std::uint32_t keys[3], std::uint32_t first);
+  void (*adam_half)(std::uint16_t* w, std::uint16_t* m, std::uint16_t* v, const float* g, std::ptrdiff_t n,
+                    const AdamStep& step, const std::uint32_t keys[3], std::uint32_t first);
   void (*adam_missed_half)(std::uint16_t* w, std::uint16_t* m, std::uint16_t* v, std::ptrdiff_t n, const float* terms,
-                           int count, float decay1, float decay2, float eps, const std::uint32_t keys[3],
-                           std::uint32_t first);
+                           int count, const float* decay, float eps, const std::uint32_t keys[3], std::uint32_t first);
   // Standard normal numbers times `std`, four a counter: out[(r * columns + c) * 4 ..] has those of Philox counter
   // (a + r, b + c) under `key`, by Box-Muller.
   void (*normals)(const std::uint32_t key[2], std::uint64_t a, std::uint64_t b, std::ptrdiff_t rows,

@@ -35,13 +35,15 @@ class MissedSteps {
   void advance(float step_size);
 
   struct Since {
-    const float* terms;     // A_0 .. A_(N - 1)
-    float decay1, decay2;   // b1^K, b2^K
+    const float* terms;  // A_0 .. A_(N - 1)
+    float decay[2];      // b1^K, b2^K
   };
-  // What a row has missed that made its last own step as the `step`-th; step < now(). 0: none since clear().
-  Since since(std::uint32_t step) const {
+  // What a row has missed that made its last own step as the `step`-th; step <= now(). 0: none since clear(). Where its
+  // weights have moved already the terms are zeros.
+  Since since(std::uint32_t step, bool weights_there = false) const {
     const std::uint32_t missed = now_ - step;
-    return {terms_.data() + std::size_t{step} * static_cast<std::size_t>(count_), decay1_[missed], decay2_[missed]};
+    return {terms_.data() + std::size_t{weights_there ? now_ : step} * static_cast<std::size_t>(count_),
+            {decay1_[missed], decay2_[missed]}};
   }
   int count() const { return count_; }  // N
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <stdexcept>
-#include <utility>
 
 #include "buffer.hpp"
 #include "kernels.hpp"
@@ -92,19 +91,22 @@ class RowState {
     for (std::size_t i = 0; i < accum_.size(); ++i) accum_[i] = optimizer.initial_accumulator;
   }
 
-  // Makes the steps that row `row` with weights w has missed. A row must be up to date whenever it is read.
+  // Takes weights w of row `row` where the steps that it has missed lead: to be done before they are read. Its moments follow
+  // in the row's update, which has to come in the same step, or when all rows settle; so they are written once.
   void catch_up(std::int64_t row, float* w) {
-    if (up_to_date(row)) return;
-    const MissedSteps::Since since = missed_since(row);
-    kernels().adam_missed(w, m_.data() + row * ld_, v_.data() + row * ld_, width_, since.terms, missed_.count(),
-                          since.decay1, since.decay2, optimizer_.eps);
+    if (!misses_weights(row)) return;
+    const MissedSteps::Since since = missed(row);
+    kernels().adam_missed(w, m_.data() + row * ld_, v_.data() + row * ld_, width_, since.terms, missed_.count(), nullptr,
+                          optimizer_.eps);
+    own_step_[static_cast<std::size_t>(row)] |= kWeightsThere;
   }
   void catch_up(std::int64_t row, std::uint16_t* w, const Rounding& rounding) {
-    if (up_to_date(row)) return;
-    const MissedSteps::Since since = missed_since(row);
+    if (!misses_weights(row)) return;
+    const MissedSteps::Since since = missed(row);
     kernels().adam_missed_half(w, half_m_.data() + row * ld_, half_v_.data() + row * ld_, width_, since.terms,
-                               missed_.count(), since.decay1, since.decay2, optimizer_.eps,
-                               rounding.missed_keys(step_, row).data(), rounding.unit());
+                               missed_.count(), nullptr, optimizer_.eps, rounding.missed_keys(step_, row).data(),
+                               rounding.unit());
+    own_step_[static_cast<std::size_t>(row)] |= kWeightsThere;
   }
 
   // Updates row `row` with weights w; g may be null for a zero gradient. finish_step() ends the step.
@@ -112,8 +114,7 @@ class RowState {
     const Kernels& kern = kernels();
     if (optimizer_.moments()) {
       if (optimizer_.catches_up()) catch_up(row, w);
-      kern.adam(w, m_.data() + row * ld_, v_.data() + row * ld_, g, width_, step_size, optimizer_.beta1, optimizer_.beta2,
-                optimizer_.eps);
+      kern.adam(w, m_.data() + row * ld_, v_.data() + row * ld_, g, width_, adam_step(row, step_size));
       made(row);
     } else if (g != nullptr) {
       kern.adagrad(w, accum_.data() + row * blocks_, g, width_, block_, step_size, optimizer_.eps);
@@ -136,8 +137,8 @@ class RowState {
     const Kernels& kern = kernels();
     if (optimizer_.moments()) {
       if (optimizer_.catches_up()) catch_up(row, w, rounding);
-      kern.adam_half(w, half_m_.data() + row * ld_, half_v_.data() + row * ld_, g, width_, step_size, optimizer_.beta1,
-                     optimizer_.beta2, optimizer_.eps, rounding.keys(step, row).data(), rounding.unit());
+      kern.adam_half(w, half_m_.data() + row * ld_, half_v_.data() + row * ld_, g, width_, adam_step(row, step_size),
+                     rounding.keys(step, row).data(), rounding.unit());
       made(row);
     } else if (g != nullptr) {
       kern.adagrad_half(w, accum_.data() + row * blocks_, g, width_, block_, step_size, optimizer_.eps,
@@ -170,7 +171,7 @@ class RowState {
 
   // The same before catch_up(), where there is something to catch up with.
   __attribute__((always_inline)) void prefetch_missed(std::int64_t row) const {
-    if (!up_to_date(row)) prefetch(row);
+    if (misses_weights(row)) prefetch(row);
   }
 
   // To be called once, after all rows that have a gradient were updated in the step of this number.
@@ -179,12 +180,19 @@ class RowState {
     if (optimizer_.catches_up()) missed_.advance(step_size);
   }
 
-  // Brings all rows of `weights` [rows, ld] up to date.
+  // Brings all rows of `weights` [rows, ld] up to date, and their moments.
   void settle(Pool& pool, float* weights) {
-    settle_rows(pool, [&](std::int64_t row) { catch_up(row, weights + row * ld_); });
+    settle_rows(pool, [&](std::int64_t row, const MissedSteps::Since& since) {
+      kernels().adam_missed(weights + row * ld_, m_.data() + row * ld_, v_.data() + row * ld_, width_, since.terms,
+                            missed_.count(), since.decay, optimizer_.eps);
+    });
   }
   void settle(Pool& pool, std::uint16_t* weights, const Rounding& rounding) {
-    settle_rows(pool, [&](std::int64_t row) { catch_up(row, weights + row * ld_, rounding); });
+    settle_rows(pool, [&](std::int64_t row, const MissedSteps::Since& since) {
+      kernels().adam_missed_half(weights + row * ld_, half_m_.data() + row * ld_, half_v_.data() + row * ld_, width_,
+                                 since.terms, missed_.count(), since.decay, optimizer_.eps,
+                                 rounding.missed_keys(step_, row).data(), rounding.unit());
+    });
   }
 
   const Optimizer& optimizer() const { return optimizer_; }
@@ -197,22 +205,36 @@ class RowState {
   Buffer<std::uint16_t>& half_v() { return half_v_; }
 
  private:
-  bool up_to_date(std::int64_t row) const { return own_step_[static_cast<std::size_t>(row)] == missed_.now(); }
-  // What a row has missed, which counts as caught up with from then on.
-  MissedSteps::Since missed_since(std::int64_t row) {
-    return missed_.since(std::exchange(own_step_[static_cast<std::size_t>(row)], missed_.now()));
+  static constexpr std::uint32_t kWeightsThere = std::uint32_t{1} << 31;
+
+  std::uint32_t own_step(std::int64_t row) const { return own_step_[static_cast<std::size_t>(row)] & ~kWeightsThere; }
+  bool weights_there(std::int64_t row) const { return (own_step_[static_cast<std::size_t>(row)] & kWeightsThere) != 0; }
+  bool misses_weights(std::int64_t row) const { return !weights_there(row) && own_step(row) != missed_.now(); }
+  MissedSteps::Since missed(std::int64_t row) const { return missed_.since(own_step(row), weights_there(row)); }
+
+  // A row's own step, which begins with what is left of its moments after the steps that it missed.
+  AdamStep adam_step(std::int64_t row, float step_size) const {
+    const float beta1 = optimizer_.beta1, beta2 = optimizer_.beta2;
+    AdamStep step{step_size, optimizer_.eps, beta1, beta2, beta1, beta2};
+    if (optimizer_.catches_up()) {
+      const MissedSteps::Since since = missed(row);
+      step.keep1 *= since.decay[0];
+      step.keep2 *= since.decay[1];
+    }
+    return step;
   }
   // The row has made the step that is not finished yet.
   void made(std::int64_t row) {
     if (optimizer_.catches_up()) own_step_[static_cast<std::size_t>(row)] = missed_.now() + 1;
   }
-  template <class CatchUp>
-  void settle_rows(Pool& pool, CatchUp catch_up_row) {
+  template <class Settle>
+  void settle_rows(Pool& pool, Settle settle_row) {
     if (!optimizer_.catches_up()) return;
     pool.ranges(own_step_.size(), 1, [&](std::size_t begin, std::size_t end) {
-      for (std::size_t row = begin; row < end; ++row) {
-        catch_up_row(static_cast<std::int64_t>(row));
-        own_step_[row] = 0;
+      for (std::size_t i = begin; i < end; ++i) {
+        const auto row = static_cast<std::int64_t>(i);
+        if (own_step(row) != missed_.now()) settle_row(row, missed(row));
+        own_step_[i] = 0;
       }
     });
     missed_.clear();
@@ -226,7 +248,7 @@ class RowState {
   Buffer<float> accum_, m_, v_;
   Buffer<std::uint16_t> half_m_, half_v_;
   MissedSteps missed_;
-  Buffer<std::uint32_t> own_step_;  // catch-up: of each row, in missed_'s count
+  Buffer<std::uint32_t> own_step_;  // catch-up: of each row, in missed_'s count, and whether kWeightsThere
 };
 
 }  // namespace dslide

@@ -208,10 +208,11 @@ void test_kernels(const Kernels& kern) {
       }
     weight = w;
     auto m = bias, v = std::vector<float>(size, 0.5f);
-    kern.adam(weight.data(), m.data(), v.data(), out.data(), n, 0.01f, 0.9f, 0.999f, 1e-8f);
+    kern.adam(weight.data(), m.data(), v.data(), out.data(), n, {0.01f, 1e-8f, 0.9f, 0.999f, 0.7f, 0.99f});
     for (std::size_t i = 0; i < size; ++i) {
-      const double mm = 0.9 * bias[i] + 0.1 * out[i], vv = 0.999 * 0.5 + 0.001 * double{out[i]} * out[i];
+      const double mm = 0.7 * bias[i] + 0.1 * out[i], vv = 0.99 * 0.5 + 0.001 * double{out[i]} * out[i];
       near(m[i], mm, 1e-5, at + "adam m");
+      near(v[i], vv, 1e-5, at + "adam v");
       near(weight[i], w[i] - 0.01 * mm / (std::sqrt(vv) + 1e-8), 1e-5, at + "adam weight");
     }
     // Missed steps at once against one after another, with a rate that changes.
@@ -233,7 +234,12 @@ void test_kernels(const Kernels& kern) {
         }
       }
       const auto since = steps.since(3);
-      kern.adam_missed(weight.data(), m.data(), v.data(), n, since.terms, steps.count(), since.decay1, since.decay2, 1e-4f);
+      auto alone = weight;
+      const auto m_before = m, v_before = v;
+      kern.adam_missed(alone.data(), m.data(), v.data(), n, since.terms, steps.count(), nullptr, 1e-4f);
+      check(m == m_before && v == v_before, at + "adam_missed: moments that stay");
+      kern.adam_missed(weight.data(), m.data(), v.data(), n, since.terms, steps.count(), since.decay, 1e-4f);
+      check(alone == weight, at + "adam_missed: the same weights with moments that stay");
       for (std::size_t i = 0; i < size; ++i) {
         near(weight[i], want[i], 1e-6, at + "adam_missed weight");
         near(m[i], mm[i], 1e-6, at + "adam_missed m");
@@ -261,20 +267,22 @@ void test_kernels(const Kernels& kern) {
     };
     for (const float* g : {static_cast<const float*>(out.data()), static_cast<const float*>(nullptr)}) {
       start();
-      kern.adam(wide[0].data(), wide[1].data(), wide[2].data(), g, n, 0.01f, 0.9f, 0.999f, 1e-5f);
-      kern.adam_half(halves[0].data(), halves[1].data(), halves[2].data(), g, n, 0.01f, 0.9f, 0.999f, 1e-5f, keys, 7);
+      const AdamStep step{0.01f, 1e-5f, 0.9f, 0.999f, 0.8f, 0.99f};
+      kern.adam(wide[0].data(), wide[1].data(), wide[2].data(), g, n, step);
+      kern.adam_half(halves[0].data(), halves[1].data(), halves[2].data(), g, n, step, keys, 7);
       same("adam_half, part ");
     }
     MissedSteps steps;
     steps.reset(0.9f, 0.999f);
     for (int k = 0; k < 5; ++k) steps.advance(0.01f);
     const auto since = steps.since(0);
-    start();
-    kern.adam_missed(wide[0].data(), wide[1].data(), wide[2].data(), n, since.terms, steps.count(), since.decay1,
-                     since.decay2, 1e-5f);
-    kern.adam_missed_half(halves[0].data(), halves[1].data(), halves[2].data(), n, since.terms, steps.count(), since.decay1,
-                          since.decay2, 1e-5f, keys, 7);
-    same("adam_missed_half, part ");
+    for (const float* decay : {since.decay, static_cast<const float*>(nullptr)}) {
+      start();
+      kern.adam_missed(wide[0].data(), wide[1].data(), wide[2].data(), n, since.terms, steps.count(), decay, 1e-5f);
+      kern.adam_missed_half(halves[0].data(), halves[1].data(), halves[2].data(), n, since.terms, steps.count(), decay, 1e-5f,
+                            keys, 7);
+      same("adam_missed_half, part ");
+    }
     std::vector<std::int8_t> small(size);
     std::vector<float> restored(size, 1.0f);
     const float scale = kern.quantise(w.data(), n, small.data());
