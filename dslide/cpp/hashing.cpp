@@ -124,38 +124,41 @@ class WinnerTakeAll : public HashFamily {
     positions_ = draw_bins(dim, bins, !densified_, seed);
   }
 
-  // 16 rows at a time, side by side, so that one comparison serves them all.
+  // As many rows side by side as a panel has, so that one comparison serves several.
   void hash(Pool& pool, const float* x, std::size_t count, std::uint32_t* codes, std::size_t stride) const override {
-    constexpr std::size_t kRows = 16;
+    constexpr std::size_t kTogether = 8;  // divides every panel
+    const Kernels& kern = kernels();
+    const auto side = static_cast<std::size_t>(kern.nr);
     const auto k = static_cast<std::size_t>(config_.k), l = static_cast<std::size_t>(config_.l), bins = k * l;
-    const auto dim = static_cast<std::size_t>(dim_);
-    const int shift = config_.published_packing ? 2 : kCodeBits;
-    pool.ranges(count, kRows, [&](std::size_t begin, std::size_t end) {
-      Buffer<float> rows(dim * kRows);
-      Buffer<std::int32_t> best(bins * kRows);
-      for (std::size_t i = begin; i < end; i += kRows) {
-        const std::size_t size = std::min(kRows, end - i);
-        for (std::size_t r = 0; r < size; ++r)
-          for (std::size_t j = 0; j < dim; ++j) {
-            const float value = x[(i + r) * dim + j];
-            rows[j * kRows + r] = value != 0.0f || config_.zeros_are_values ? value : -std::numeric_limits<float>::infinity();
+    pool.ranges(count, side, [&](std::size_t begin, std::size_t end) {
+      Buffer<float> rows(static_cast<std::size_t>(dim_) * side);
+      Buffer<std::int32_t> best(bins * side);
+      for (std::size_t i = begin; i < end; i += side) {
+        const std::size_t size = std::min(side, end - i);
+        kern.pack_panel(x + static_cast<std::int64_t>(i) * dim_, dim_, static_cast<std::ptrdiff_t>(size), dim_, rows.data());
+        if (kern.winners(rows.data(), dim_, config_.zeros_are_values, positions_.data(), static_cast<std::ptrdiff_t>(bins),
+                         best.data()))
+          for (std::size_t r = 0; r < size; ++r) borrow(best.data() + r, side, bins);
+        for (std::size_t t = 0; t < l; ++t)
+          for (std::size_t r0 = 0; r0 < size; r0 += kTogether) {
+            std::uint32_t index[kTogether] = {};
+            for (std::size_t b = t * k; b < (t + 1) * k; ++b)
+              for (std::size_t r = 0; r < kTogether; ++r)
+                index[r] = (index[r] << shift()) + static_cast<std::uint32_t>(best[b * side + r0 + r]);
+            std::copy_n(index, std::min(kTogether, size - r0), codes + t * stride + i + r0);
           }
-        if (kernels().winners(rows.data(), positions_.data(), static_cast<std::ptrdiff_t>(bins), best.data()))
-          for (std::size_t r = 0; r < size; ++r) borrow(best.data() + r, kRows, bins);
-        for (std::size_t t = 0; t < l; ++t) {
-          std::uint32_t index[kRows] = {};
-          for (std::size_t b = t * k; b < (t + 1) * k; ++b)
-            for (std::size_t r = 0; r < kRows; ++r)
-              index[r] = (index[r] << shift) + static_cast<std::uint32_t>(best[b * kRows + r]);
-          std::copy_n(index, size, codes + t * stride + i);
-        }
       }
     });
   }
-  std::uint32_t buckets() const override { return 1u << (kCodeBits * config_.k); }
+  std::uint32_t buckets() const override {
+    std::uint32_t largest = 0;
+    for (int code = 0; code < config_.k; ++code) largest = (largest << shift()) + (kBin - 1);
+    return largest + 1;
+  }
   int tables() const override { return config_.l; }
 
  private:
+  int shift() const { return config_.published_packing ? 2 : kCodeBits; }
   // Gives a code to the bins of a row that have none (-1); bin b's lies at best[b * stride].
   void borrow(std::int32_t* best, std::size_t stride, std::size_t bins) const {
     std::vector<std::int8_t> code(bins);

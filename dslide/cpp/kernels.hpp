@@ -79,9 +79,10 @@ struct Kernels {
                   std::uint32_t threshold, float keep, float* factor);
   // e[i] = exp(x[i] - shift[ids[i]]) replaces x[i], and sum[ids[i]] += e[i], i ascending.
   void (*exp_pairs)(float* x, const std::int32_t* ids, std::ptrdiff_t n, const float* shift, float* sum);
-  // best[b * 16 + r] = place of the largest of the 8 coordinates bins[8 b ..] of row r, the first of equals, or -1 if all
-  // are -inf; x [dim, 16] holds 16 rows side by side. Returns whether there is any -1.
-  bool (*winners)(const float* x, const std::int32_t* bins, std::ptrdiff_t count, std::int32_t* best);
+  // Of rows side by side, x [dim, nr]: best[b * nr + r] = place of the largest of the 8 coordinates bins[8 b ..] of row r,
+  // the first of equals, or -1 if all are -inf, which zeros become first unless `zeros`. Returns whether there is any -1.
+  bool (*winners)(float* x, std::ptrdiff_t dim, bool zeros, const std::int32_t* bins, std::ptrdiff_t count,
+                  std::int32_t* best);
   // x[j] = exp(x[j] - shift[j]) * scale[j].
   void (*softmax_gradient)(float* x, const float* shift, const float* scale, std::ptrdiff_t n);
   // Row-wise Adagrad on blocks: state[b] += mean(g^2); w -= lr * g / (sqrt(state[b]) + eps).

@@ -16,8 +16,8 @@ void HashTables::build(Pool& pool, const std::uint32_t* codes, std::size_t count
   cap_ = cap;
   policy_ = policy;
   const Philox random(seed, Purpose::kReservoir);
-  offsets_.resize(static_cast<std::size_t>(tables) * (buckets_ + 1));
-  ids_.resize(static_cast<std::size_t>(tables) * count);
+  if (const std::size_t size = static_cast<std::size_t>(tables) * (buckets_ + 1); size != offsets_.size()) offsets_.reset(size);
+  if (const std::size_t size = static_cast<std::size_t>(tables) * count; size != ids_.size()) ids_.reset(size);
   pool.run([&](int thread) {
     std::vector<std::int32_t> cursor(buckets_);
     for (int t = thread; t < tables; t += pool.threads()) {
@@ -62,7 +62,7 @@ void LshSampler::hash_rows() {
   const auto hidden = static_cast<std::size_t>(layer_.config().hidden);
   const WeightTable& weights = layer_.weights();
   Pool& pool = layer_.pool();
-  codes_.resize(rows * static_cast<std::size_t>(config_.hash.l));
+  if (const std::size_t size = rows * static_cast<std::size_t>(config_.hash.l); size != codes_.size()) codes_.reset(size);
   if (!weights.half()) return family_->hash(pool, weights.row(0), rows, codes_.data(), rows);
   Buffer<float> copy(std::min(kBlock, rows) * hidden);
   for (std::size_t first = 0; first < rows; first += kBlock) {

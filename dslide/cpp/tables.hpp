@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "buffer.hpp"
 #include "hashing.hpp"
 #include "output_layer.hpp"
 #include "samplers.hpp"
@@ -39,7 +40,7 @@ class HashTables {
   std::size_t count_ = 0, buckets_ = 0;
   std::int64_t cap_ = 0;
   Policy policy_ = Policy::kFifo;
-  std::vector<std::int32_t> offsets_, ids_;
+  Buffer<std::int32_t> offsets_, ids_;
 };
 
 // The tables' answer for every point: which of the ids in its L buckets become active. A point's own labels always are,
@@ -86,7 +87,8 @@ class LshSampler : public Sampler, public Proposer {
   Config config_;
   std::unique_ptr<HashFamily> family_;
   HashTables tables_;
-  std::vector<std::uint32_t> codes_, query_codes_;
+  Buffer<std::uint32_t> codes_;
+  std::vector<std::uint32_t> query_codes_;
   std::vector<std::vector<std::int32_t>> lists_;  // by point
   std::vector<Scratch> scratch_;
   std::vector<std::vector<std::uint32_t>> cursors_;  // by thread: of its rows, while lists are inverted

@@ -146,26 +146,30 @@ void test_kernels(const Kernels& kern) {
     }
     for (std::size_t r = 0; r < pair_want.size(); ++r) near(pair_sum[r], pair_want[r], 2e-6, at + "exp_pairs sum");
 
-    // Winners among 8 of n coordinates: ties, missing values, a bin with nothing.
-    std::vector<float> side(size * 16);
-    for (std::size_t i = 0; i < side.size(); ++i) side[i] = random() % 3 == 0 ? minus_inf : static_cast<float>(random() % 5);
-    std::vector<std::int32_t> bins, best(5 * 16);
-    for (int i = 0; i < 5 * 8; ++i) bins.push_back(static_cast<std::int32_t>(random() % size));
-    for (int i = 0; i < 8; ++i) side[static_cast<std::size_t>(bins[static_cast<std::size_t>(i)]) * 16 + 3] = minus_inf;
-    check(kern.winners(side.data(), bins.data(), 5, best.data()), at + "winners: one bin has none");
-    for (std::size_t b = 0; b < 5; ++b)
-      for (std::size_t r = 0; r < 16; ++r) {
-        std::int32_t place = -1;
-        float top = minus_inf;
-        for (std::size_t i = 0; i < 8; ++i) {
-          const float value = side[static_cast<std::size_t>(bins[b * 8 + i]) * 16 + r];
-          if (value > top) {
-            top = value;
-            place = static_cast<std::int32_t>(i);
+    // Winners among 8 of n coordinates: ties, zeros that are missing or values, a bin with nothing.
+    for (const bool zeros : {false, true}) {
+      const auto side = static_cast<std::size_t>(kern.nr);
+      std::vector<float> columns(size * side);
+      for (float& value : columns) value = random() % 3 == 0 ? minus_inf : static_cast<float>(random() % 5) - 1.0f;
+      std::vector<std::int32_t> bins, best(5 * side);
+      for (int i = 0; i < 5 * 8; ++i) bins.push_back(static_cast<std::int32_t>(random() % size));
+      for (std::size_t i = 0; i < 8; ++i) columns[static_cast<std::size_t>(bins[i]) * side + 3] = i % 2 == 0 && !zeros ? 0.0f : minus_inf;
+      const auto columns_before = columns;
+      check(kern.winners(columns.data(), n, zeros, bins.data(), 5, best.data()), at + "winners: one bin has none");
+      for (std::size_t b = 0; b < 5; ++b)
+        for (std::size_t r = 0; r < side; ++r) {
+          std::int32_t place = -1;
+          float top = minus_inf;
+          for (std::size_t i = 0; i < 8; ++i) {
+            const float value = columns_before[static_cast<std::size_t>(bins[b * 8 + i]) * side + r];
+            if (value > top && (zeros || value != 0.0f)) {
+              top = value;
+              place = static_cast<std::int32_t>(i);
+            }
           }
+          check(best[b * side + r] == place, at + "winners");
         }
-        check(best[b * 16 + r] == place, at + "winners");
-      }
+    }
 
     auto weight = w;
     std::vector<float> state(size, 0.25f);
