@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
+#include <utility>
 
 #include "kernels.hpp"
 #include "philox.hpp"
@@ -217,63 +218,74 @@ void LshSampler::propose(const Batch& batch, const float* h, std::vector<std::in
   for (std::size_t p = 0; p < batch.size(); ++p) rows.insert(rows.end(), lists_[p].begin(), lists_[p].end());
 }
 
-// Point -> rows becomes row -> points, points ascending. A thread takes a part of the rows and walks through all lists:
-// nothing to merge, and the result doesn't depend on the parts.
+// Point -> rows becomes row -> points, points ascending. Threads that have points of their own deal the pairs out to blocks of
+// rows, in the order of points; threads that have blocks of their own sort each by row. What is counted stays in the nearest
+// caches, and the result doesn't depend on the threads.
 void LshSampler::invert(std::size_t points, ActiveSet& active) {
-  constexpr std::uint32_t kElsewhere = 16;  // places that stand for rows of other threads; several, against stalls
+  constexpr std::uint32_t kBlock = 256;
   Pool& pool = layer_.pool();
   const auto labels = static_cast<std::size_t>(layer_.config().shard.size());
-  const auto threads = static_cast<std::size_t>(pool.threads());
-  std::vector<std::int64_t> row_border(threads + 1, 0), pair_border(threads + 1, 0);
-  cursors_.resize(threads);
+  const std::size_t blocks = (labels + kBlock - 1) / kBlock;
   pool.run([&](int thread) {
-    const auto t = static_cast<std::size_t>(thread);
-    const auto [begin, end] = Pool::part(labels, 1, thread, pool.threads());
-    const auto first = static_cast<std::uint32_t>(begin), size = static_cast<std::uint32_t>(end - begin);
-    auto& cursor = cursors_[t];
-    cursor.assign(size + kElsewhere, 0);
-    for (std::size_t p = 0; p < points; ++p) {
-      std::uint32_t turn = 0;
+    auto& cursor = scratch_[static_cast<std::size_t>(thread)].cursor;
+    cursor.assign(blocks, 0);
+    const auto [begin, end] = Pool::part(points, 1, thread, pool.threads());
+    for (std::size_t p = begin; p < end; ++p)
+      for (const std::int32_t row : lists_[p]) ++cursor[static_cast<std::uint32_t>(row) / kBlock];
+  });
+  block_begin_.resize(blocks + 1);
+  std::int64_t pairs = 0;
+  for (std::size_t b = 0; b < blocks; ++b) {
+    block_begin_[b] = pairs;
+    for (Scratch& scratch : scratch_) pairs += std::exchange(scratch.cursor[b], pairs);
+  }
+  block_begin_[blocks] = pairs;
+  pairs_.resize(static_cast<std::size_t>(pairs));
+  active.pair_points.resize(static_cast<std::size_t>(pairs));
+  pool.run([&](int thread) {
+    auto& cursor = scratch_[static_cast<std::size_t>(thread)].cursor;
+    const auto [begin, end] = Pool::part(points, 1, thread, pool.threads());
+    for (std::size_t p = begin; p < end; ++p)
       for (const std::int32_t row : lists_[p]) {
-        const std::uint32_t place = static_cast<std::uint32_t>(row) - first;
-        ++cursor[place < size ? place : size + (turn++ % kElsewhere)];
+        const auto at = static_cast<std::uint32_t>(row);
+        pairs_[static_cast<std::size_t>(cursor[at / kBlock]++)] = {at % kBlock, static_cast<std::int32_t>(p)};
       }
-    }
-    for (std::uint32_t row = 0; row < size; ++row) {
-      row_border[t + 1] += cursor[row] != 0;
-      pair_border[t + 1] += cursor[row];
+  });
+  pool.run([&](int thread) {
+    Scratch& scratch = scratch_[static_cast<std::size_t>(thread)];
+    scratch.rows.clear();
+    scratch.row_begin.clear();
+    const auto [begin, end] = Pool::part(blocks, 1, thread, pool.threads());
+    for (std::size_t b = begin; b < end; ++b) {
+      const auto from = static_cast<std::size_t>(block_begin_[b]), to = static_cast<std::size_t>(block_begin_[b + 1]);
+      std::int64_t place[kBlock] = {}, row_begin[kBlock + 1];
+      std::int32_t rows[kBlock + 1];
+      for (std::size_t i = from; i < to; ++i) ++place[pairs_[i].row];
+      std::size_t count = 0;
+      auto next = static_cast<std::int64_t>(from);
+      for (std::uint32_t r = 0; r < kBlock; ++r) {  // without a branch, which nobody could predict
+        rows[count] = static_cast<std::int32_t>(b * kBlock + r);
+        row_begin[count] = next;
+        count += place[r] != 0;
+        next += std::exchange(place[r], next);
+      }
+      scratch.rows.insert(scratch.rows.end(), rows, rows + count);
+      scratch.row_begin.insert(scratch.row_begin.end(), row_begin, row_begin + count);
+      for (std::size_t i = from; i < to; ++i)
+        active.pair_points[static_cast<std::size_t>(place[pairs_[i].row]++)] = pairs_[i].point;
     }
   });
-  for (std::size_t t = 0; t < threads; ++t) {
-    row_border[t + 1] += row_border[t];
-    pair_border[t + 1] += pair_border[t];
-  }
-  active.row_count = static_cast<std::size_t>(row_border[threads]);
+  active.row_count = 0;
+  for (const Scratch& scratch : scratch_) active.row_count += scratch.rows.size();
   active.rows.resize(active.row_count);
   active.pair_indptr.resize(active.row_count + 1);
-  active.pair_indptr[active.row_count] = pair_border[threads];
-  active.pair_points.resize(static_cast<std::size_t>(pair_border[threads]));
+  active.pair_indptr[active.row_count] = pairs;
   pool.run([&](int thread) {
-    const auto t = static_cast<std::size_t>(thread);
-    const auto [begin, end] = Pool::part(labels, 1, thread, pool.threads());
-    const auto first = static_cast<std::uint32_t>(begin), size = static_cast<std::uint32_t>(end - begin);
-    auto& cursor = cursors_[t];
-    std::int32_t* pair_points = active.pair_points.data() + pair_border[t];
-    auto position = static_cast<std::size_t>(row_border[t]);
-    std::uint32_t pair = 0;
-    for (std::uint32_t row = 0; row < size; ++row) {
-      const std::uint32_t count = cursor[row];
-      cursor[row] = pair;
-      if (count == 0) continue;
-      active.rows[position] = static_cast<std::int32_t>(first + row);
-      active.pair_indptr[position++] = pair_border[t] + pair;
-      pair += count;
-    }
-    for (std::size_t p = 0; p < points; ++p)
-      for (const std::int32_t row : lists_[p]) {
-        const std::uint32_t place = static_cast<std::uint32_t>(row) - first;
-        if (place < size) pair_points[cursor[place]++] = static_cast<std::int32_t>(p);
-      }
+    std::ptrdiff_t position = 0;
+    for (int t = 0; t < thread; ++t) position += static_cast<std::ptrdiff_t>(scratch_[static_cast<std::size_t>(t)].rows.size());
+    const Scratch& scratch = scratch_[static_cast<std::size_t>(thread)];
+    std::copy(scratch.rows.begin(), scratch.rows.end(), active.rows.begin() + position);
+    std::copy(scratch.row_begin.begin(), scratch.row_begin.end(), active.pair_indptr.begin() + position);
   });
 }
 

@@ -77,6 +77,10 @@ class LshSampler : public Sampler, public Proposer {
     std::vector<std::int32_t> found;
     std::vector<int> order;  // of tables
     std::vector<std::pair<const std::int32_t*, const std::int32_t*>> buckets;  // of the current point
+    // While lists are inverted: places of the next pairs of its points, by block; the rows of its blocks that have pairs, and
+    // where these begin.
+    std::vector<std::int64_t> cursor, row_begin;
+    std::vector<std::int32_t> rows;
   };
   void query(const Batch& batch, const float* h, bool own_labels);
   void answer(const Batch& batch, std::size_t point, std::uint8_t mark, Scratch& scratch, std::vector<std::int32_t>& list) const;
@@ -91,7 +95,12 @@ class LshSampler : public Sampler, public Proposer {
   std::vector<std::uint32_t> query_codes_;
   std::vector<std::vector<std::int32_t>> lists_;  // by point
   std::vector<Scratch> scratch_;
-  std::vector<std::vector<std::uint32_t>> cursors_;  // by thread: of its rows, while lists are inverted
+  struct Pair {
+    std::uint32_t row;  // of its block
+    std::int32_t point;
+  };
+  std::vector<Pair> pairs_;                // by block
+  std::vector<std::int64_t> block_begin_;  // among them
 };
 
 }  // namespace dslide
