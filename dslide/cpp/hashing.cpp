@@ -126,10 +126,9 @@ class WinnerTakeAll : public HashFamily {
 
   // As many rows side by side as a panel has, so that one comparison serves several.
   void hash(Pool& pool, const float* x, std::size_t count, std::uint32_t* codes, std::size_t stride) const override {
-    constexpr std::size_t kTogether = 8;  // divides every panel
     const Kernels& kern = kernels();
     const auto side = static_cast<std::size_t>(kern.nr);
-    const auto k = static_cast<std::size_t>(config_.k), l = static_cast<std::size_t>(config_.l), bins = k * l;
+    const std::size_t bins = positions_.size() / kBin;
     pool.ranges(count, side, [&](std::size_t begin, std::size_t end) {
       Buffer<float> rows(static_cast<std::size_t>(dim_) * side);
       Buffer<std::int32_t> best(bins * side);
@@ -139,14 +138,8 @@ class WinnerTakeAll : public HashFamily {
         if (kern.winners(rows.data(), dim_, config_.zeros_are_values, positions_.data(), static_cast<std::ptrdiff_t>(bins),
                          best.data()))
           for (std::size_t r = 0; r < size; ++r) borrow(best.data() + r, side, bins);
-        for (std::size_t t = 0; t < l; ++t)
-          for (std::size_t r0 = 0; r0 < size; r0 += kTogether) {
-            std::uint32_t index[kTogether] = {};
-            for (std::size_t b = t * k; b < (t + 1) * k; ++b)
-              for (std::size_t r = 0; r < kTogether; ++r)
-                index[r] = (index[r] << shift()) + static_cast<std::uint32_t>(best[b * side + r0 + r]);
-            std::copy_n(index, std::min(kTogether, size - r0), codes + t * stride + i + r0);
-          }
+        kern.join_codes(best.data(), config_.l, config_.k, shift(), static_cast<std::ptrdiff_t>(size), codes + i,
+                        static_cast<std::ptrdiff_t>(stride));
       }
     });
   }

@@ -83,6 +83,10 @@ struct Kernels {
   // the first of equals, or -1 if all are -inf, which zeros become first unless `zeros`. Returns whether there is any -1.
   bool (*winners)(float* x, std::ptrdiff_t dim, bool zeros, const std::int32_t* bins, std::ptrdiff_t count,
                   std::int32_t* best);
+  // From these places, none of them negative, k a table: codes[t * stride + r] = ((best[t k] << shift) + best[t k + 1]) << ...
+  // of row r < rows <= nr.
+  void (*join_codes)(const std::int32_t* best, std::ptrdiff_t tables, int k, int shift, std::ptrdiff_t rows,
+                     std::uint32_t* codes, std::ptrdiff_t stride);
   // x[j] = exp(x[j] - shift[j]) * scale[j].
   void (*softmax_gradient)(float* x, const float* shift, const float* scale, std::ptrdiff_t n);
   // Row-wise Adagrad on blocks: state[b] += mean(g^2); w -= lr * g / (sqrt(state[b]) + eps).

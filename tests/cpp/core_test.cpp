@@ -169,6 +169,15 @@ void test_kernels(const Kernels& kern) {
           }
           check(best[b * side + r] == place, at + "winners");
         }
+      for (std::int32_t& place : best) place = std::max(place, 0);
+      const std::size_t rows = zeros ? side : side - 1, stride = side + 3;
+      std::vector<std::uint32_t> codes(2 * stride, 99);
+      kern.join_codes(best.data(), 2, 2, 2, static_cast<std::ptrdiff_t>(rows), codes.data(), static_cast<std::ptrdiff_t>(stride));
+      for (std::size_t i = 0; i < codes.size(); ++i) {
+        const std::size_t t = i / stride, r = i % stride;
+        const std::int32_t want = r < rows ? 4 * best[2 * t * side + r] + best[(2 * t + 1) * side + r] : 99;
+        check(codes[i] == static_cast<std::uint32_t>(want), at + "join_codes");
+      }
     }
 
     auto weight = w;
