@@ -152,13 +152,15 @@ class WinnerTakeAll : public HashFamily {
 
  private:
   int shift() const { return config_.published_packing ? 2 : kCodeBits; }
-  // Gives a code to the bins of a row that have none (-1); bin b's lies at best[b * stride].
+  // Gives a code to the bins of a row that have none (-1); bin b's lies at best[b * stride]. The row of a point whose hidden
+  // units are all off has nothing to borrow, and isn't asked for it.
   void borrow(std::int32_t* best, std::size_t stride, std::size_t bins) const {
     std::vector<std::int8_t> code(bins);
     for (std::size_t b = 0; b < bins; ++b) code[b] = static_cast<std::int8_t>(best[b * stride]);
+    const bool any = std::any_of(code.begin(), code.end(), [](std::int8_t c) { return c >= 0; });
     for (std::size_t b = 0; b < bins; ++b) {
       if (code[b] >= 0) continue;
-      const std::ptrdiff_t other = densified_ ? bin_to_borrow(code, b) : -1;
+      const std::ptrdiff_t other = densified_ && any ? bin_to_borrow(code, b) : -1;
       best[b * stride] = other < 0 ? 0 : code[static_cast<std::size_t>(other)];
     }
   }
