@@ -12,6 +12,7 @@ namespace dslide {
 
 void HashTables::build(Pool& pool, const std::uint32_t* codes, std::size_t count, int tables, std::uint32_t buckets,
                        std::int64_t cap, Policy policy, std::uint64_t seed, std::uint64_t draw) {
+  constexpr std::size_t kAhead = 16;  // ids whose places are on their way
   count_ = count;
   buckets_ = buckets;
   cap_ = cap;
@@ -29,7 +30,10 @@ void HashTables::build(Pool& pool, const std::uint32_t* codes, std::size_t count
       for (std::size_t b = 0; b < buckets_; ++b) offsets[b + 1] += offsets[b];
       std::copy_n(offsets, buckets_, cursor.begin());
       std::int32_t* ids = ids_.data() + static_cast<std::size_t>(t) * count;
-      for (std::size_t i = 0; i < count; ++i) ids[cursor[code[i]]++] = static_cast<std::int32_t>(i);
+      for (std::size_t i = 0; i < count; ++i) {
+        if (i + kAhead < count) __builtin_prefetch(ids + cursor[code[i + kAhead]], 1);
+        ids[cursor[code[i]]++] = static_cast<std::int32_t>(i);
+      }
       if (policy != Policy::kReservoir) continue;
       for (std::size_t b = 0; b < buckets; ++b) {
         std::int32_t* bucket = ids + offsets[b];
