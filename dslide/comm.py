@@ -8,6 +8,7 @@ speed. Everything else (start-up, evaluation, stopping) is a small collective an
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -300,14 +301,22 @@ class Exchange:
 
     def collect(self, rows: int) -> Floats:
         """The sum over ranks, in their order, of the own units' gradients [rows, own units], of all parts."""
-        if self.comm.size == 1:
-            return self._dh[:rows]
-        total = self.own(rows)
-        for part, requests in self._pending:
-            self.comm.finish(requests)
-            self._sum(part, total[part])
-        self._pending = []
+        *_, (_, total) = self.collect_parts(rows)
         return total
+
+    def collect_parts(self, rows: int) -> Iterator[tuple[slice, Floats]]:
+        """As `collect`, one part after another as they arrive: the part, and the sums, which are there to
+        the part's end."""
+        if self.comm.size == 1:
+            yield slice(0, rows), self._dh[:rows]
+            return
+        total = self.own(rows)
+        while self._pending:
+            part, requests = self._pending[0]
+            self.comm.finish(requests)
+            self._pending.pop(0)
+            self._sum(part, total[part])
+            yield part, total
 
     def _sum(self, part: slice, total: Floats) -> None:
         """Sets `total` [part's points, own units] to the sum of what has arrived, in the order of ranks."""

@@ -343,8 +343,8 @@ class HiddenStack:
             layer.backward(self.exchanges[number + 1].collect(size), below.grad(size))
             below.scatter(slice(0, size))
             layer.update(rate, step)
-        dh = self.exchanges[0].collect(size)
-        self._input.backward(batch, dh, rate, step, second=self._second)
+        for part, dh in self.exchanges[0].collect_parts(size):
+            self._input.backward(batch, dh, rate, step, part.start, part.stop, second=self._second)
 
     def record(self) -> list[dict[str, Any]]:
         """How this rank's activations of sampled layers travelled: messages as ids + values and dense, the

@@ -6,12 +6,14 @@ On P ranks that all see the same batch:
    so they do for every further hidden layer (dslide.depth);
 2. every rank finds its active output rows, their logits, and each point's local log-sum-exp; all exchange it;
 3. every rank computes the gradient of its rows and its part of the hidden gradient, whose sum over ranks goes
-   to the owners of the hidden units; meanwhile the output rows are updated and the next batch is indexed;
+   to the owners of the hidden units; meanwhile the output rows are updated (the next batch is indexed while
+   the activations of 1 travel);
 4. every rank takes the gradient through further hidden layers and updates them, and then its input rows.
 
-With more than one part (`exchange.parts`) the batch's points go through 1 to 3 one part behind the other: a
+With more than one part (`exchange.parts`) the batch's points go through 1 to 4 one part behind the other: a
 part is computed while others' rows travel. All parts see the same weights and active rows, and a weight's
-gradient is summed over the whole batch at once, so that nothing changes but the time: not a bit of the model.
+gradient is summed over all its points at once (in 4 when the last part that has the feature is there), so
+that nothing changes but the time: not a bit of the model.
 
 From step `exchange.stale_after` on the hidden units of a step are computed before the last step's gradient is
 applied to the input layer, and no other gradient is late. Then all exchanges are hidden, their latency too:
@@ -105,27 +107,29 @@ class Steps:
         begin, count = time.perf_counter(), self._parts or self._try()
         batch, rows = self._batch(step)
         size = len(rows)
-        loss = self._passes(batch, rows, step, samples, _cut(size, count))
+        parts = _cut(size, count)
+        for part in parts[:2]:
+            self.hidden.start(batch, part)
+        if step + 1 < total:
+            self._batch(step + 1)
+        loss = self._passes(batch, rows, step, samples, parts)
         if loss is None:
             self.hidden.abandon()
             return None
         self._network.output.update(rate, step + 1)  # Adam counts from 1
-        if step + 1 < total:
-            self._batch(step + 1)
         self.hidden.backward(batch, size, rate, step + 1)
         if self._parts is None:
             self._seconds[count].append(time.perf_counter() - begin)
         return loss, size
 
     def _passes(self, batch: Any, rows: Rows, step: int, samples: int, parts: list[slice]) -> float | None:
-        """Forward and backward to the hidden gradients, which are then on their way; the loss, or None.
+        """Forward and backward to the hidden gradients, which are then on their way; the loss, or None. The
+        first two parts are started.
 
         At most two parts' activations are sent ahead of a part's log-sum-exps, which would wait for them on
         the link; and a part's gradients are sent as soon as can be, to follow the last activations.
         """
         hidden, losses = self.hidden, list[float | None]()
-        for part in parts[:2]:
-            hidden.start(batch, part)
         for number, part in enumerate(parts):
             h, lse = hidden.finish(part, rows, step, samples), self._lse[part]
             self._network.output.forward(batch, h, self._sampler.core, lse, part.start, part.stop)

@@ -54,7 +54,8 @@ def steps(sampler, precision, optimizer, points, parts, threads):
         ]
         found += [h.copy(), lse, dh.copy()]
         network.output.update(0.1, step + 1)
-        network.input.backward(batch, dh, 0.1, step + 1)
+        for part in parts:
+            network.input.backward(batch, dh, 0.1, step + 1, part.start, part.stop)
         found.append(np.round(sum(losses), 6))  # the only sum whose order differs
     network.settle()
     return [*found, *(array.copy() for array in network.weights().values())]

@@ -173,12 +173,16 @@ void bind_layers(py::module_& m) {
       }, py::arg("batch"), py::arg("out").noconvert(), py::arg("train"), py::arg("first") = 0, py::arg("last") = py::none(),
            py::arg("second") = false,
            "Of the points [first, last), by default of all. `second`: of two batches that are between forward and backward")
-      .def("backward", [](InputLayer& layer, const Batch& batch, Array<float>& dh, float lr, std::uint64_t step, bool second) {
+      .def("backward", [](InputLayer& layer, const Batch& batch, Array<float>& dh, float lr, std::uint64_t step,
+                          std::size_t first, std::optional<std::size_t> last, bool second) {
         want(dh, {static_cast<py::ssize_t>(batch.size()), layer.width()}, "dh");
+        const std::size_t end = part_end(batch, first, last);
         float* data = dh.mutable_data();
         py::gil_scoped_release release;
-        layer.backward(batch, data, lr, step, second ? 1 : 0);
-      }, py::arg("batch"), py::arg("dh").noconvert(), py::arg("lr"), py::arg("step"), py::arg("second") = false)
+        layer.backward(batch, data, lr, step, first, end, second ? 1 : 0);
+      }, py::arg("batch"), py::arg("dh").noconvert(), py::arg("lr"), py::arg("step"), py::arg("first") = 0,
+           py::arg("last") = py::none(), py::arg("second") = false,
+           "Of the points [first, last), by default of all; parts in order, the last of which completes the step")
       .def("settle", &InputLayer::settle, NoGil(), "Brings rows that wait for missed steps up to date");
 
   py::class_<OutputLayer>(m, "OutputLayer")

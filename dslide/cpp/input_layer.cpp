@@ -87,13 +87,15 @@ void InputLayer::forward(const Batch& batch, float* out, bool train, std::size_t
   });
 }
 
-void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t step, std::size_t lane) {
+void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t step, std::size_t first, std::size_t last,
+                          std::size_t lane) {
   if (ld_ == 0) return;
+  const bool ends = last == batch.size();
   const Kernels& kern = kernels();
   const Rounding draws = rounding();
   const WeightTable::Step now{draws, step, state_.optimizer().step_size(lr, step)};
-  pool_.ranges(batch.size(), 1, [&](std::size_t begin, std::size_t end) {
-    const auto at = static_cast<std::ptrdiff_t>(begin) * ld_;
+  pool_.ranges(last - first, 1, [&](std::size_t begin, std::size_t end) {
+    const auto at = static_cast<std::ptrdiff_t>(first + begin) * ld_;
     kern.multiply(dh + at, derivative_[lane].data() + at, static_cast<std::ptrdiff_t>(end - begin) * ld_);
   });
   pool_.run([&](int thread) {
@@ -105,6 +107,7 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
       weights_.update(state_, now, mine.ids[slot], sum, scratch);
     };
     if (state_.optimizer().dense()) {
+      if (!ends) return;
       for (std::int64_t f = 0; f < config_.features; ++f) {
         const auto feature = static_cast<std::int32_t>(f);
         if (batch.thread_of(feature) != static_cast<std::uint32_t>(thread)) continue;
@@ -114,14 +117,20 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
       }
       return;
     }
+    const auto complete = [&](std::size_t slot) {  // by this part's points, and not before
+      const auto point = static_cast<std::size_t>(mine.points[static_cast<std::size_t>(mine.indptr[slot + 1]) - 1]);
+      return point >= first && point < last;
+    };
     for (std::size_t slot = 0; slot < mine.ids.size(); ++slot) {
-      if (slot + std::size_t{kAhead} < mine.ids.size()) {
-        state_.prefetch(mine.ids[slot + std::size_t{kAhead}]);
-        weights_.prefetch(mine.ids[slot + std::size_t{kAhead}]);
+      const std::size_t ahead = slot + std::size_t{kAhead};
+      if (ahead < mine.ids.size() && complete(ahead)) {
+        state_.prefetch(mine.ids[ahead]);
+        weights_.prefetch(mine.ids[ahead]);
       }
-      update_slot(slot);
+      if (complete(slot)) update_slot(slot);
     }
   });
+  if (!ends) return;
   if (config_.bias) {
     float* g = scratch_[0].data();
     for (std::ptrdiff_t i = 0; i < ld_; ++i) g[i] = 0.0f;

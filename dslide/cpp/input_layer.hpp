@@ -34,9 +34,11 @@ class InputLayer {
   // batch may come in parts, in order. Of two batches that are between forward and backward one has `lane` 0, one 1.
   void forward(const Batch& batch, float* out, bool train, std::size_t first, std::size_t last, std::size_t lane = 0);
 
-  // Applies the derivative of the lane's last train forward to dh [size, width] (changed in place), and updates the
-  // weights. `step` counts from 1.
-  void backward(const Batch& batch, float* dh, float lr, std::uint64_t step, std::size_t lane = 0);
+  // Applies the derivative of the lane's last train forward to the points [first, last) of dh [size, width] (changed in
+  // place), and updates the rows of the features that no later point has, each with its whole gradient: a batch may come
+  // in parts, in order, of which the last makes the step complete. `step` counts from 1.
+  void backward(const Batch& batch, float* dh, float lr, std::uint64_t step, std::size_t first, std::size_t last,
+                std::size_t lane = 0);
 
   // Adam with catch-up: makes all missed steps. Needed before anything but a training step reads weights or state.
   void settle();
