@@ -8,7 +8,9 @@ speed. Everything else (start-up, evaluation, stopping) is a small collective an
 import os
 import sys
 import time
+import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,14 @@ from dslide import _core
 MESSAGE_BYTES = 60_000
 _UNDER_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 Floats = NDArray[np.float32]
+
+
+class Messages:
+    """What a rank sends and receives in one exchange: made known to MPI once, then started any number of
+    times. The buffers must stay."""
+
+    def __init__(self, requests: list[Any], sent_bytes: int) -> None:
+        self.requests, self.sent_bytes = requests, sent_bytes
 
 
 class LocalComm:
@@ -51,12 +61,16 @@ class LocalComm:
         """The largest of all ranks' values, the same everywhere."""
         return value
 
-    def start(self, sends: list[tuple[int, Any]], receives: list[tuple[int, Any]], tag: int) -> list[Any]:
-        """Begins to move contiguous (peer, buffer)s; they belong to the exchange until `finish`."""
-        return []
+    def prepare(self, sends: list[tuple[int, Any]], receives: list[tuple[int, Any]], tag: int) -> Messages:
+        """Messages from and to contiguous (peer, buffer)s, for `start`."""
+        return Messages([], 0)
 
-    def finish(self, requests: list[Any]) -> None:
-        """Waits for what `start` returned."""
+    def start(self, messages: Messages) -> None:
+        """Begins to move them; the buffers belong to the exchange until `finish`. All ranks start what they
+        have for each other in the same order."""
+
+    def finish(self, messages: Messages) -> None:
+        """Waits for what was started."""
 
     def split(self, parts: int) -> "tuple[LocalComm, int]":
         """Collective. One of `parts` equal groups of consecutive ranks, the own one, and its number."""
@@ -96,24 +110,28 @@ class MpiComm(LocalComm):
     def agree(self, value: float) -> float:
         return float(self._world.allreduce(value, self._mpi.MAX))
 
-    def start(self, sends: list[tuple[int, Any]], receives: list[tuple[int, Any]], tag: int) -> list[Any]:
-        sent = sum(buffer.nbytes for _, buffer in sends)
-        if self.paused:
-            self.other_bytes += sent
-        else:
-            self.payload_bytes += sent
-        if self._silent:
-            return []
+    def prepare(self, sends: list[tuple[int, Any]], receives: list[tuple[int, Any]], tag: int) -> Messages:
         requests = []
-        for peer, buffer in receives:
-            requests += [self._world.Irecv(part, peer, tag) for part in _parts(buffer)]
-        for peer, buffer in sends:
-            requests += [self._world.Isend(part, peer, tag) for part in _parts(buffer)]
-        return requests
+        if not self._silent:
+            for peer, buffer in receives:
+                requests += [self._world.Recv_init(part, peer, tag) for part in _parts(buffer)]
+            for peer, buffer in sends:
+                requests += [self._world.Send_init(part, peer, tag) for part in _parts(buffer)]
+        messages = Messages(requests, sum(buffer.nbytes for _, buffer in sends))
+        weakref.finalize(messages, _free, requests).atexit = False  # MPI's end frees what is left
+        return messages
 
-    def finish(self, requests: list[Any]) -> None:
+    def start(self, messages: Messages) -> None:
+        if self.paused:
+            self.other_bytes += messages.sent_bytes
+        else:
+            self.payload_bytes += messages.sent_bytes
+        self._mpi.Prequest.Startall(messages.requests)
+
+    def finish(self, messages: Messages) -> None:
         begin = time.perf_counter()
-        while not self._mpi.Request.Testall(requests):  # not Waitall, which no signal could interrupt
+        # Not Waitall, which no signal could interrupt.
+        while not self._mpi.Request.Testall(messages.requests):
             os.sched_yield()  # another rank may need this core to answer
         if not self.paused:
             self.wait_seconds += time.perf_counter() - begin
@@ -132,6 +150,11 @@ def _parts(buffer: NDArray[Any]) -> list[NDArray[np.uint8]]:
     """Pieces of at most MESSAGE_BYTES of a contiguous array; an empty array has none."""
     flat = buffer.reshape(-1).view(np.uint8)
     return [flat[begin : begin + MESSAGE_BYTES] for begin in range(0, flat.nbytes, MESSAGE_BYTES)]
+
+
+def _free(requests: list[Any]) -> None:
+    for request in requests:
+        request.Free()
 
 
 def under_mpi() -> bool:
@@ -180,6 +203,22 @@ def local_threads(comm: LocalComm) -> int:
     return max(1, len(cores) // everyone.count((os.uname().nodename, cores)))
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A part's rows of an Exchange's buffers, and its messages."""
+
+    own: Floats  # [n, own units]
+    h: Floats  # [n, H]
+    dh: Floats  # [n, H]
+    packed: list[NDArray[np.uint8]]  # each rank's activations; int8: values, then scales
+    sent: dict[int, NDArray[np.uint8]]  # gradients by peer, as packed
+    arrived: dict[int, NDArray[np.uint8]]
+    lses: Floats  # [P, n]
+    gather: Messages
+    normalise: Messages
+    scatter: Messages
+
+
 class Exchange:
     """The rows and sums that a step exchanges, and their buffers.
 
@@ -199,9 +238,10 @@ class Exchange:
         self._h = np.zeros((max_rows, hidden), np.float32)
         self._dh = np.zeros((max_rows, hidden), np.float32)
         self._lse = np.zeros(max_rows, np.float32)  # over all ranks
-        self._pending: list[tuple[slice, list[Any]]] = []  # parts whose gradients are under way
-        self._gathering: dict[int, list[Any]] = {}  # requests by a part's first point
-        self._normalising: dict[int, list[Any]] = {}
+        self._pending: list[tuple[slice, Messages]] = []  # parts whose gradients are under way
+        self._gathering: dict[int, Messages] = {}  # by a part's first point
+        self._normalising: dict[int, Messages] = {}
+        self._parts: dict[tuple[int, int], _Part] = {}  # those that there have been
         if comm.size == 1:
             return
         mine = self.widths[rank]
@@ -237,51 +277,65 @@ class Exchange:
         """Starts to send everyone the part's rows of `own` [rows, own units], and to receive theirs."""
         if self.comm.size == 1:
             return
-        rank, packed = self.comm.rank, self._packed_part(part)
-        own = self.own(part.stop)[part]
-        _core.pack_rows(own, 0, self.widths[rank], self.wire, packed[rank])
-        self._gathering[part.start] = self.comm.start(
-            [(peer, packed[rank]) for peer in self.peers],
-            [(peer, packed[peer]) for peer in self.peers],
-            tag=1,
-        )
+        rank, of = self.comm.rank, self._part(part)
+        _core.pack_rows(of.own, 0, self.widths[rank], self.wire, of.packed[rank])
+        self.comm.start(of.gather)
+        self._gathering[part.start] = of.gather
 
     def finish_gather(self, part: slice) -> None:
         """Waits for the part's activations of all ranks; its rows of `gathered` are then there."""
         if self.comm.size == 1:
             return
-        rank, h, packed = self.comm.rank, self._h[part], self._packed_part(part)
-        _core.unpack_rows(packed[rank], self.wire, h, self.cuts[rank], self.cuts[rank + 1])
+        rank, of = self.comm.rank, self._part(part)
+        _core.unpack_rows(of.packed[rank], self.wire, of.h, self.cuts[rank], self.cuts[rank + 1])
         self.comm.finish(self._gathering.pop(part.start))
         for peer in self.peers:
-            _core.unpack_rows(packed[peer], self.wire, h, self.cuts[peer], self.cuts[peer + 1])
+            _core.unpack_rows(of.packed[peer], self.wire, of.h, self.cuts[peer], self.cuts[peer + 1])
 
-    def _packed_part(self, part: slice) -> list[NDArray[np.uint8]]:
-        """Each rank's packed activations of the part [points * a row's bytes]; int8: values, then scales."""
-        sizes = self._sizes(self.wire)
-        return [
-            buffer[part.start * size : part.stop * size]
-            for buffer, size in zip(self._packed, sizes, strict=True)
-        ]
+    def _part(self, part: slice) -> "_Part":
+        key = part.start, part.stop
+        if key not in self._parts:
+            self._parts[key] = self._make_part(part)
+        return self._parts[key]
+
+    def _make_part(self, part: slice) -> "_Part":
+        rank, sizes = self.comm.rank, self._sizes(self.wire)
+
+        def rows(buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+            return buffer[part.start * size : part.stop * size]
+
+        packed = [rows(buffer, size) for buffer, size in zip(self._packed, sizes, strict=True)]
+        sent = {peer: rows(self._sent[peer], sizes[peer]) for peer in self.peers}
+        arrived = {peer: rows(self._arrived[peer], sizes[rank]) for peer in self.peers}
+        lses, prepare = self._lses[:, part], self.comm.prepare
+        return _Part(
+            own=self.own(part.stop)[part],
+            h=self._h[part],
+            dh=self._dh[part],
+            packed=packed,
+            sent=sent,
+            arrived=arrived,
+            lses=lses,
+            gather=prepare([(p, packed[rank]) for p in self.peers], [(p, packed[p]) for p in self.peers], 1),
+            normalise=prepare([(p, lses[rank]) for p in self.peers], [(p, lses[p]) for p in self.peers], 2),
+            scatter=prepare(list(sent.items()), list(arrived.items()), 3),
+        )
 
     def start_normalise(self, lse: Floats, part: slice) -> None:
         """Starts to exchange the log-sum-exps `lse` [n] over this rank's rows of the part's n points."""
         if self.comm.size == 1:
             self._lse[part] = lse
             return
-        rank, everyone = self.comm.rank, self._lses[:, part]
-        everyone[rank] = lse
-        self._normalising[part.start] = self.comm.start(
-            [(peer, everyone[rank]) for peer in self.peers],
-            [(peer, everyone[peer]) for peer in self.peers],
-            tag=2,
-        )
+        of = self._part(part)
+        of.lses[self.comm.rank] = lse
+        self.comm.start(of.normalise)
+        self._normalising[part.start] = of.normalise
 
     def finish_normalise(self, part: slice) -> Floats:
         """The log-sum-exps [n] over all ranks of the part's n points, the same bits everywhere."""
         if self.comm.size > 1:
             self.comm.finish(self._normalising.pop(part.start))
-            self._lse[part] = combine_lse(self._lses[:, part])
+            self._lse[part] = combine_lse(self._part(part).lses)
         return self._lse[part]
 
     def grad(self, rows: int) -> Floats:
@@ -292,12 +346,11 @@ class Exchange:
         """Starts to send everyone their units of the part's rows of `grad`, and to receive the own ones."""
         if self.comm.size == 1:
             return
-        sizes, own = self._sizes(self.wire), self._sizes(self.wire)[self.comm.rank]
-        sends = [(p, self._sent[p][part.start * sizes[p] : part.stop * sizes[p]]) for p in self.peers]
-        receives = [(p, self._arrived[p][part.start * own : part.stop * own]) for p in self.peers]
-        for peer, buffer in sends:
-            _core.pack_rows(self._dh[part], self.cuts[peer], self.cuts[peer + 1], self.wire, buffer)
-        self._pending.append((part, self.comm.start(sends, receives, tag=3)))
+        of = self._part(part)
+        for peer, buffer in of.sent.items():
+            _core.pack_rows(of.dh, self.cuts[peer], self.cuts[peer + 1], self.wire, buffer)
+        self.comm.start(of.scatter)
+        self._pending.append((part, of.scatter))
 
     def collect(self, rows: int) -> Floats:
         """The sum over ranks, in their order, of the own units' gradients [rows, own units], of all parts."""
@@ -312,38 +365,44 @@ class Exchange:
             return
         total = self.own(rows)
         while self._pending:
-            part, requests = self._pending[0]
-            self.comm.finish(requests)
+            part, messages = self._pending[0]
+            self.comm.finish(messages)
             self._pending.pop(0)
             self._sum(part, total[part])
             yield part, total
 
     def _sum(self, part: slice, total: Floats) -> None:
         """Sets `total` [part's points, own units] to the sum of what has arrived, in the order of ranks."""
-        rank = self.comm.rank
-        mine, size = self.widths[rank], self._sizes(self.wire)[rank]
+        rank, of = self.comm.rank, self._part(part)
         total[:] = 0
         for peer in range(self.comm.size):
             if peer == rank:
-                total += self._dh[part, self.cuts[rank] : self.cuts[rank + 1]]
+                total += of.dh[:, self.cuts[rank] : self.cuts[rank + 1]]
             else:
-                arrived = self._arrived[peer][part.start * size : part.stop * size]
-                _core.unpack_rows(arrived, self.wire, total, 0, mine, add=True)
+                _core.unpack_rows(of.arrived[peer], self.wire, total, 0, self.widths[rank], add=True)
 
     def abandon(self) -> None:
         """Waits for all that is under way and forgets it; every rank must have started the same."""
-        gradients = [requests for _, requests in self._pending]
-        for requests in [*self._gathering.values(), *self._normalising.values(), *gradients]:
-            self.comm.finish(requests)
+        gradients = [messages for _, messages in self._pending]
+        for messages in [*self._gathering.values(), *self._normalising.values(), *gradients]:
+            self.comm.finish(messages)
         self._gathering, self._normalising, self._pending = {}, {}, []
 
 
 def combine_lse(lses: NDArray[Any]) -> NDArray[Any]:
     """log(sum(exp(lses))) over axis 0 in their own type; -inf where every entry is, nan and +inf pass."""
-    top = lses.max(axis=0)
-    safe = np.where(np.isfinite(top), top, lses.dtype.type(0))
+    top = np.maximum.reduce(lses)
+    finite = np.isfinite(top)
+    if finite.all():
+        return _log_sum_exp(lses, top)
     with np.errstate(divide="ignore", over="ignore"):
-        return np.asarray(safe + np.log(np.exp(lses - safe).sum(axis=0)), lses.dtype)
+        return _log_sum_exp(lses, np.where(finite, top, lses.dtype.type(0)))
+
+
+def _log_sum_exp(lses: NDArray[Any], shift: NDArray[Any]) -> NDArray[Any]:
+    terms = lses - shift
+    total = np.add.reduce(np.exp(terms, out=terms))
+    return np.add(shift, np.log(total, out=total), out=total)
 
 
 def payload_per_point(hidden: int, ranks: int, wire: str) -> int:

@@ -98,7 +98,6 @@ class SampledExchange(Exchange):
         self._values: np.dtype[Any] = np.dtype({"fp32": "<u4", "bf16": "<u2", "int8": "u1"}[wire])
         self._masks: list[NDArray[np.bool_] | None] = [None] * comm.size
         self._gradients: dict[int, NDArray[np.uint8]] = {}
-        self._sends: list[tuple[int, NDArray[np.uint8]]] = []  # kept until they have arrived
         self.sent = {"ids": 0, "dense": 0, "points": 0, "values": 0, "id_bytes": 0, "bytes": 0}
 
     def gather_active(self, rows: int, active: Any) -> Floats:
@@ -116,11 +115,12 @@ class SampledExchange(Exchange):
         headers[rank] = form, len(message)
         self._swap(headers[rank], headers)
         arrived = {peer: np.empty(headers[peer, 1], np.uint8) for peer in self.peers}
-        requests = self.comm.start([(p, message) for p in self.peers], list(arrived.items()), tag=1)
+        messages = self.comm.prepare([(p, message) for p in self.peers], list(arrived.items()), tag=1)
+        self.comm.start(messages)
         h = self._h[:rows]
         _core.unpack_rows(packed, self.wire, h, self.cuts[rank], self.cuts[rank + 1])
         self._masks[rank] = mask
-        self.comm.finish(requests)
+        self.comm.finish(messages)
         for peer in self.peers:
             rest, self._masks[peer] = self._read(int(headers[peer, 0]), arrived[peer], rows, peer)
             dense = self._spread(rest, rows, peer, self._masks[peer])
@@ -132,7 +132,7 @@ class SampledExchange(Exchange):
         if self.comm.size == 1:
             return
         rank, rows = self.comm.rank, part.stop  # always the whole batch
-        sends: list[tuple[int, NDArray[np.uint8]]] = []
+        sends = []
         for peer in self.peers:
             buffer = self._sent[peer][: rows * self._sizes(self.wire)[peer]]
             mask = self._masks[peer]
@@ -146,8 +146,9 @@ class SampledExchange(Exchange):
         if mine is not None:
             size = int(mine.sum()) * self._values.itemsize + self._scales(rows)
         self._gradients = {peer: np.empty(size, np.uint8) for peer in self.peers}
-        self._sends = sends
-        self._pending.append((part, self.comm.start(sends, list(self._gradients.items()), tag=3)))
+        messages = self.comm.prepare(sends, list(self._gradients.items()), tag=3)
+        self.comm.start(messages)
+        self._pending.append((part, messages))
 
     def _sum(self, part: slice, total: Floats) -> None:
         rank = self.comm.rank
@@ -159,10 +160,11 @@ class SampledExchange(Exchange):
     # Messages
 
     def _swap(self, own: NDArray[np.int64], everyone: NDArray[np.int64]) -> None:
-        requests = self.comm.start(
+        messages = self.comm.prepare(
             [(peer, own) for peer in self.peers], [(peer, everyone[peer]) for peer in self.peers], tag=2
         )
-        self.comm.finish(requests)
+        self.comm.start(messages)
+        self.comm.finish(messages)
 
     def _scales(self, rows: int) -> int:
         return 4 * rows if self.wire == "int8" else 0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslide import _core
-from dslide.comm import MESSAGE_BYTES, Exchange, LocalComm, combine_lse, cuts, payload_per_point
+from dslide.comm import MESSAGE_BYTES, Exchange, LocalComm, Messages, combine_lse, cuts, payload_per_point
 from dslide.comm import _parts as parts
 
 
@@ -65,14 +65,21 @@ class ThreadComm(LocalComm):
         super().__init__()
         self.rank, self.size, self.postman = rank, size, postman
 
-    def start(self, sends, receives, tag):
-        for peer, buffer in sends:
-            self.payload_bytes += buffer.nbytes
-            self.postman.boxes[self.rank, peer, tag].put(buffer.copy())
-        return [(self.postman.boxes[peer, self.rank, tag], buffer) for peer, buffer in receives]
+    def prepare(self, sends, receives, tag):
+        boxes = self.postman.boxes
+        requests = (
+            [(boxes[self.rank, peer, tag], buffer) for peer, buffer in sends],
+            [(boxes[peer, self.rank, tag], buffer) for peer, buffer in receives],
+        )
+        return Messages(requests, sum(buffer.nbytes for _, buffer in sends))
 
-    def finish(self, requests):
-        for box, buffer in requests:
+    def start(self, messages):
+        self.payload_bytes += messages.sent_bytes
+        for box, buffer in messages.requests[0]:
+            box.put(buffer.copy())
+
+    def finish(self, messages):
+        for box, buffer in messages.requests[1]:
             buffer[:] = box.get(timeout=20)
 
 

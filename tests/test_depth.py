@@ -387,13 +387,12 @@ class Rank(ThreadComm):
         super().__init__(rank, size, postman)
         self.meeting, self.items = meeting, items
 
-    def start(self, sends, receives, tag):
+    def start(self, messages):
         before = self.payload_bytes
-        requests = super().start(sends, receives, tag)
+        super().start(messages)
         if self.paused:
             self.other_bytes += self.payload_bytes - before
             self.payload_bytes = before
-        return requests
 
     def barrier(self):
         self.meeting.wait(timeout=60)
