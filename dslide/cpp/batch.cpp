@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "radix_sort.hpp"
+
 namespace dslide {
 
 void Csr::check(std::int64_t nnz, const char* name) const {
@@ -116,24 +118,10 @@ void Batch::index_labels() {
   }
   own_.resize(static_cast<std::size_t>(count));
   Own* next = own_.data();  // not push_back, which would write to what all threads read
-  std::int32_t top = 0;
   for (std::size_t p = 0; p < rows_.size(); ++p)
-    for (std::int64_t i = y_.indptr[rows_[p]]; i < y_.indptr[rows_[p] + 1]; ++i) {
+    for (std::int64_t i = y_.indptr[rows_[p]]; i < y_.indptr[rows_[p] + 1]; ++i)
       *next++ = {y_.indices[i], static_cast<std::int32_t>(p)};
-      top = std::max(top, y_.indices[i]);
-    }
-  constexpr int kBits = 11;  // of a label, a pass: a stable counting sort keeps the order of points
-  sorted_.resize(own_.size());
-  for (int shift = 0; shift == 0 || (shift < 32 && top >> shift != 0); shift += kBits) {
-    const auto digit = [&](const Own& pair) {
-      return static_cast<std::size_t>(static_cast<std::uint32_t>(pair.label) >> shift & ((1u << kBits) - 1));
-    };
-    digits_.assign((1u << kBits) + 1, 0);
-    for (const Own& pair : own_) ++digits_[digit(pair) + 1];
-    for (std::size_t d = 1; d < digits_.size(); ++d) digits_[d] += digits_[d - 1];
-    for (const Own& pair : own_) sorted_[digits_[digit(pair)]++] = pair;
-    own_.swap(sorted_);
-  }
+  radix_sort(own_, sorted_, [](const Own& pair) { return pair.label; });  // a label's points stay in their order
   own_.erase(std::unique(own_.begin(), own_.end(),
                          [](const Own& a, const Own& b) { return a.label == b.label && a.point == b.point; }),
              own_.end());

@@ -88,7 +88,6 @@ class Batch {
   Buffer<std::int32_t> slot_;
   std::int32_t first_slot_ = 1, entries_ = 0;
   std::vector<Own> sorted_;
-  std::vector<std::uint32_t> digits_;
   std::vector<Own> own_;
 };
 

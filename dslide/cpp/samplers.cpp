@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "philox.hpp"
+#include "radix_sort.hpp"
 
 namespace dslide {
 
@@ -80,8 +81,8 @@ void InBatchSampler::draw_log_uniform(std::uint64_t step) {
 }
 
 void InBatchSampler::select(const Batch& batch, const float* h, ActiveSet& active) {
-  const auto unique = [](std::vector<std::int32_t>& rows) {
-    std::sort(rows.begin(), rows.end());
+  const auto unique = [this](std::vector<std::int32_t>& rows) {
+    radix_sort(rows, sorted_, [](std::int32_t row) { return row; });
     rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
   };
   active.clear();
@@ -102,7 +103,7 @@ void InBatchSampler::select(const Batch& batch, const float* h, ActiveSet& activ
   active.log_q.resize(config_.log_q ? most : 0);
   active.own_only.resize(config_.own_only ? most : 0);
   active.own.resize(static_cast<std::size_t>(last - first));
-  constexpr std::ptrdiff_t kAhead = 32;  // pairs whose corrections are on their way
+  constexpr std::ptrdiff_t kAhead = 32;  // pairs and draws whose corrections are on their way
   auto pair = first;
   auto draw = drawn_.begin();
   auto proposal = proposed_.begin();
@@ -116,6 +117,7 @@ void InBatchSampler::select(const Batch& batch, const float* h, ActiveSet& activ
     active.rows[position] = row;
     if (config_.log_q) {
       if (last - pair > kAhead) __builtin_prefetch(&log_q_[static_cast<std::size_t>(pair[kAhead].label - shard_.begin)]);
+      if (drawn_.end() - draw > kAhead) __builtin_prefetch(&log_q_[static_cast<std::size_t>(draw[kAhead])]);
       active.log_q[position] = certain ? 0.0f : log_q_[static_cast<std::size_t>(row)];
     }
     if (config_.own_only) active.own_only[position] = from_draw != row;

@@ -70,7 +70,7 @@ class InBatchSampler : public Sampler {
   Proposer* proposer_;
   std::vector<float> log_q_;           // [shard]
   std::vector<std::int32_t> by_rank_;  // [labels_total], where there are log-uniform draws: the most frequent label first
-  std::vector<std::int32_t> drawn_, proposed_;
+  std::vector<std::int32_t> drawn_, proposed_, sorted_;
 };
 
 }  // namespace dslide
