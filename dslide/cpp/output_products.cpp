@@ -55,70 +55,82 @@ void OutputProducts::logits(const WeightTable& weights, const ActiveSet& active,
   }
 }
 
-void OutputProducts::pack_active(Pool& pool, const WeightTable& weights, const ActiveSet& active, std::size_t begin,
-                                 std::size_t end) {
-  const auto count = static_cast<std::ptrdiff_t>(end - begin);
-  const auto position = [&](std::ptrdiff_t k) { return active.row(begin + static_cast<std::size_t>(k)); };
-  if (half_) half_rows_.resize(count, hidden_);
-  else rows_.resize(count, hidden_);
-  pool.ranges(end - begin, 16, [&](std::size_t b, std::size_t e) {
-    const auto from = static_cast<std::ptrdiff_t>(b), to = static_cast<std::ptrdiff_t>(e);
-    const auto ahead = [&](std::ptrdiff_t k) {
-      if (k + kAhead < to) weights.prefetch(position(k + kAhead));
-    };
-    if (half_) half_rows_.pack_rows(from, to, [&](std::ptrdiff_t k) { return ahead(k), weights.half_row(position(k)); });
-    else rows_.pack_rows(from, to, [&](std::ptrdiff_t k) { return ahead(k), weights.row(position(k)); });
-  });
-}
-
 std::ptrdiff_t OutputProducts::padded_hidden() const { return whole_panels(hidden_); }
 
+// The rows are cut into kRowParts, whatever the number of threads, and a point's sum is that of its parts in their order: so
+// a thread works on rows whose logits it has just made, packs them for itself, and waits for nobody. More threads than parts
+// share the points of a part.
 void OutputProducts::hidden_gradient(Pool& pool, const WeightTable& weights, const ActiveSet& active, std::size_t first,
                                      std::size_t last, const Gradient& gradient, float* out) {
   constexpr std::size_t kDepth = 256, kPoints = 128;  // rows and points of a tile, which stays in the cache
-  constexpr std::size_t kPacked = std::size_t{1} << 19;  // values packed at a time: few enough for the shared cache, so many
-                                                          // that threads seldom wait for each other
-  const std::size_t points = last - first, rows = active.row_count;
+  constexpr std::size_t kLine = 16;                   // points whose values share a cache line
+  const std::size_t points = last - first;
   const auto hidden = static_cast<std::size_t>(hidden_), width = static_cast<std::size_t>(padded_hidden());
-  const std::size_t chunk = std::max(kPacked / width / kDepth, std::size_t{1}) * kDepth;
-  float* sums = width == hidden ? out : padded_.at_least(points * width);
-  if (rows == 0) std::fill_n(sums, points * width, 0.0f);
-  for (std::size_t c0 = 0; c0 < rows; c0 += chunk) {
-    const std::size_t c1 = std::min(c0 + chunk, rows);
-    if (first == 0 || rows > chunk) pack_active(pool, weights, active, c0, c1);  // else still there
-    pool.ranges(points, static_cast<std::size_t>(kernels().mr), [&](std::size_t b, std::size_t e) {
-      const std::size_t begin = first + b, end = first + e;
-      if (c0 == 0) std::fill(sums + b * width, sums + e * width, 0.0f);  // by the thread that goes on with them
-      for (std::size_t r0 = c0; r0 < c1; r0 += kDepth) {
-        const std::size_t r1 = std::min(r0 + kDepth, c1);
-        for (std::size_t p0 = begin; p0 < end; p0 += kPoints) {
-          const std::size_t p1 = std::min(p0 + kPoints, end);
+  const int splits = pool.threads() / std::gcd(pool.threads(), kRowParts), tasks = kRowParts * splits;
+  float* sums = sums_.at_least(kRowParts * points * width);
+  pool.run([&](int t) {
+    const auto thread = static_cast<std::size_t>(t);
+    const auto [first_task, last_task] = Pool::part(static_cast<std::size_t>(tasks), 1, t, pool.threads());
+    for (auto task = static_cast<int>(first_task); task < static_cast<int>(last_task); ++task) {
+      const auto [begin, end] = Pool::part(active.row_count, 2 * kLine, task / splits, kRowParts);
+      const auto [b, e] = Pool::part(points, kLine, task % splits, splits);
+      float* part = sums + static_cast<std::size_t>(task / splits) * points * width;
+      std::fill(part + b * width, part + e * width, 0.0f);
+      for (std::size_t r0 = begin; r0 < end; r0 += kDepth) {
+        const std::size_t r1 = std::min(r0 + kDepth, end);
+        pack_active(thread, weights, active, r0, r1);
+        for (std::size_t p0 = first + b; p0 < first + e; p0 += kPoints) {
+          const std::size_t p1 = std::min(p0 + kPoints, first + e);
           gradient.make(r0, r1, p0, p1);
-          const bool across = p1 == end;  // where the next tile begins
-          const std::size_t next_r = across ? r1 : r0, next_p = across ? begin : p1;
-          const std::size_t count = std::min(kDepth, rows - next_r), wide = std::min(next_p + kPoints, end) - next_p;
-          const Ahead ahead = [&](std::size_t part, std::size_t parts) {
-            for (std::size_t r = next_r + count * part / parts; r < next_r + count * (part + 1) / parts; ++r)
+          const bool across = p1 == first + e;  // where the next tile begins
+          const std::size_t next_r = across ? r1 : r0, next_p = across ? first + b : p1;
+          const std::size_t count = std::min(kDepth, end - next_r), wide = std::min(next_p + kPoints, first + e) - next_p;
+          const Ahead ahead = [&](std::size_t tile, std::size_t tiles) {
+            for (std::size_t r = next_r + count * tile / tiles; r < next_r + count * (tile + 1) / tiles; ++r) {
               prefetch(gradient.row(r) + next_p, 4 * wide);
+              if (across) weights.prefetch(active.row(r));
+            }
           };
-          add_hidden_gradient(gradient, r0, r1, p0, p1, r0 - c0, sums + (p0 - first) * width, ahead);
+          add_hidden_gradient(thread, gradient, r0, r1, p0, p1, part + (p0 - first) * width, ahead);
         }
       }
-    });
-  }
-  if (sums != out)
-    for (std::size_t p = 0; p < points; ++p) std::copy_n(sums + p * width, hidden, out + p * hidden);
+    }
+  });
+  pool.ranges(points, 1, [&](std::size_t b, std::size_t e) {
+    for (std::size_t p = b; p < e; ++p) {
+      std::copy_n(sums + p * width, hidden, out + p * hidden);
+      for (std::size_t part = 1; part < kRowParts; ++part)
+        kernels().axpy(1.0f, sums + (part * points + p) * width, out + p * hidden, hidden_);
+    }
+  });
 }
 
-// out[p - p0] += the sum over rows r in [r0, r1), packed from `packed` on, of gradient[r][p] · row r, p in [p0, p1).
-void OutputProducts::add_hidden_gradient(const Gradient& gradient, std::size_t r0, std::size_t r1, std::size_t p0,
-                                         std::size_t p1, std::size_t packed, float* out, const Ahead& ahead) const {
-  const auto from = static_cast<std::ptrdiff_t>(packed), points = static_cast<std::ptrdiff_t>(p1 - p0);
-  const PackedMatrix::Part part{from, from + static_cast<std::ptrdiff_t>(r1 - r0), 0, hidden_};
+// Rows at positions [begin, end), for the thread's next products.
+void OutputProducts::pack_active(std::size_t thread, const WeightTable& weights, const ActiveSet& active, std::size_t begin,
+                                 std::size_t end) {
+  const auto count = static_cast<std::ptrdiff_t>(end - begin);
+  const auto row = [&](std::ptrdiff_t k) {
+    if (k + kAhead < count) weights.prefetch(active.row(begin + static_cast<std::size_t>(k + kAhead)));
+    return active.row(begin + static_cast<std::size_t>(k));
+  };
+  if (half_) {
+    half_rows_[thread].resize(count, hidden_);
+    half_rows_[thread].pack_rows(0, count, [&](std::ptrdiff_t k) { return weights.half_row(row(k)); });
+  } else {
+    rows_[thread].resize(count, hidden_);
+    rows_[thread].pack_rows(0, count, [&](std::ptrdiff_t k) { return weights.row(row(k)); });
+  }
+}
+
+// out[p - p0] += the sum over rows r in [r0, r1), which the thread has packed, of gradient[r][p] · row r, p in [p0, p1).
+void OutputProducts::add_hidden_gradient(std::size_t thread, const Gradient& gradient, std::size_t r0, std::size_t r1,
+                                         std::size_t p0, std::size_t p1, float* out, const Ahead& ahead) const {
+  const auto points = static_cast<std::ptrdiff_t>(p1 - p0);
+  const PackedMatrix::Part part{0, static_cast<std::ptrdiff_t>(r1 - r0), 0, hidden_};
   if (!half_) {
     const float* a[kMostRows];
     for (std::size_t p = p0; p < p1; ++p) a[p - p0] = gradient.row(r0) + p;
-    rows_.multiply(points, a, gradient.ld, part, out, padded_hidden(), true, &ahead);
+    rows_[thread].multiply(points, a, gradient.ld, part, out, padded_hidden(), true, &ahead);
     return;
   }
   for (std::size_t r = r0; r < r1; r += 2)
@@ -126,7 +138,7 @@ void OutputProducts::add_hidden_gradient(const Gradient& gradient, std::size_t r
                           gradient.row(r) + p0);
   const std::uint16_t* a[kMostRows];
   for (std::size_t p = p0; p < p1; ++p) a[p - p0] = reinterpret_cast<const std::uint16_t*>(gradient.row(r0) + p);
-  half_rows_.multiply(points, a, 2 * gradient.ld, part, out, padded_hidden(), true, &ahead);
+  half_rows_[thread].multiply(points, a, 2 * gradient.ld, part, out, padded_hidden(), true, &ahead);
 }
 
 void OutputProducts::pack_points(Pool& pool, const float* h, std::ptrdiff_t points) {

@@ -25,7 +25,10 @@ class OutputProducts {
   void reset(std::int64_t hidden, bool half, int threads) {
     hidden_ = hidden;
     half_ = half;
-    rounded_.resize(static_cast<std::size_t>(threads));
+    const auto n = static_cast<std::size_t>(threads);
+    rounded_.resize(n);
+    rows_.resize(n);
+    half_rows_.resize(n);
   }
 
   // Takes the activations of points [first, last) of h [points, hidden] for `logits`; `first` on a border of panels.
@@ -60,19 +63,23 @@ class OutputProducts {
                        const Ahead* ahead = nullptr);
 
  private:
-  void pack_active(Pool& pool, const WeightTable& weights, const ActiveSet& active, std::size_t begin, std::size_t end);
-  void add_hidden_gradient(const Gradient& gradient, std::size_t r0, std::size_t r1, std::size_t p0, std::size_t p1,
-                           std::size_t packed, float* out, const Ahead& ahead) const;
+  static constexpr int kRowParts = 4;
+
+  void pack_active(std::size_t thread, const WeightTable& weights, const ActiveSet& active, std::size_t begin, std::size_t end);
+  void add_hidden_gradient(std::size_t thread, const Gradient& gradient, std::size_t r0, std::size_t r1, std::size_t p0,
+                           std::size_t p1, float* out, const Ahead& ahead) const;
 
   std::int64_t hidden_ = 0;
   bool half_ = false;
   std::ptrdiff_t points_ = 0;
   std::size_t first_ = 0;  // point of the packed queries
-  PackedMatrix queries_, points_rows_, rows_;
-  PackedPairs half_queries_, half_points_rows_, half_rows_;
+  PackedMatrix queries_, points_rows_;
+  PackedPairs half_queries_, half_points_rows_;
+  std::vector<PackedMatrix> rows_;      // by thread
+  std::vector<PackedPairs> half_rows_;
   Buffer<std::uint16_t> half_h_;                // [points, hidden]
   std::vector<Buffer<std::uint16_t>> rounded_;  // by thread: rows of the gradient
-  Buffer<float> padded_;                        // the hidden gradient, where panels are wider than it
+  Buffer<float> sums_;                          // the hidden gradient of each part of the rows [kRowParts, points, padded]
 };
 
 }  // namespace dslide
