@@ -6,6 +6,7 @@ What a product must pack or round counts as part of it. numpy's products are in 
 """
 
 import itertools
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +18,7 @@ from dslide.bench.speed.sizes import Size
 
 PRODUCTS = ("logits", "hidden gradient", "weight gradient")
 PRECISIONS = {"float32": 1, "bfloat16": 2}  # and how many times numpy's rate in float32 each is held against
+REST = 0.2  # seconds until the threads of numpy's product no longer look for work on the cores that ours want
 FEW, BLOCK = 1_040, 43_200  # rows that a batch of 256 makes active; labels of a shard
 
 
@@ -59,6 +61,7 @@ def product_rates(bench: str, size: Size, threads: int) -> list[Row]:
             calls = numpys(count, size.hidden, batch)
             rival = {name: timed(name, amount=amount, work=calls[name]).value for name in PRODUCTS}
         del calls  # as large as ours
+        time.sleep(REST)
         for precision, times in PRECISIONS.items():
             work = ours(pool, count, size.hidden, batch, half=precision == "bfloat16")
             rows += [
