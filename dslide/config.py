@@ -220,7 +220,7 @@ class ExchangeConfig(Strict):
         default=None,
         ge=1,
         le=16,
-        description="of a batch, computed and sent one behind the other; null: 1 or 2, whichever is "
+        description="of a batch, computed and sent one behind the other; null: 1, 2 or 3, whichever is "
         "fastest in the first steps. The model is the same. Further hidden layers, lsh and lsh_extras take "
         "whole batches",
     )

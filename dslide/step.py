@@ -39,7 +39,7 @@ from dslide.network import Network
 from dslide.samplers import Sampler
 
 Rows = NDArray[np.int64]
-TRIED = (1, 2)  # parts
+TRIED = (1, 2, 3)  # parts
 TRIALS = 12  # steps of each, then the fastest is kept
 TRIAL_STEPS = len(TRIED) * TRIALS
 

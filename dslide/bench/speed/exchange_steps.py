@@ -31,6 +31,7 @@ FREE, ALONE = "no limit", "one rank"
 WAYS: dict[str, dict[str, Any]] = {
     "whole batches": {"parts": 1},
     "halves": {"parts": 2},
+    "thirds": {"parts": 3},
     "one step late": {"stale_after": 0},
 }
 ROUNDS = 5
