@@ -15,7 +15,7 @@ import numpy as np
 from dslide.bench import rivals_setup
 from dslide.bench.records import Recorder
 from dslide.bench.speed.bounds import Work
-from dslide.bench.speed.measure import Row, measure
+from dslide.bench.speed.measure import Row, last_line, measure
 from dslide.bench.speed.rates import measured
 from dslide.bench.speed.sizes import Size
 from dslide.comm import LocalComm
@@ -165,12 +165,13 @@ def train_step(
     only: tuple[str, ...] = SETTINGS,
     **_: Any,
 ) -> list[Row]:
-    """Every setting at every batch size; with `rivals` TensorFlow beside those that it can do, same shape.
+    """Every setting at every batch size; with `rivals` TensorFlow's same shape in float32 beside what it
+    can do.
 
     `only`: which of SETTINGS.
     """
-    rows = []
-    asked = [found for name, found in zip(SETTINGS, settings(size), strict=True) if name in only]
+    rows, found = [], dict[tuple[str, int], tuple[float | None, str | None]]()  # TensorFlow's figures
+    asked = [setting for name, setting in zip(SETTINGS, settings(size), strict=True) if name in only]
     for setting, precision in itertools.product(asked, PRECISIONS):
         if not _possible(setting, precision, sets):
             continue
@@ -179,8 +180,9 @@ def train_step(
             case = setting.name if precision == PRECISIONS[0] else f"{setting.name}, {precision}"
             trainer = ready(dataset, setting, batch, threads, size.hidden, chosen)
             row = time_steps(trainer, f"{case}, batch {batch}", size, threads)
-            beside = rivals and precision == PRECISIONS[0]
-            rows.append(_beside(row, setting, batch, size, threads, source) if beside else row)
+            if rivals and (setting.name, batch) not in found:
+                found[setting.name, batch] = _tensorflow(setting, batch, size, threads, source)
+            rows.append(_beside(row, *found.get((setting.name, batch), (None, None))))
     return rows
 
 
@@ -197,10 +199,19 @@ def _possible(setting: Setting, precision: str, sets: dict[str, Any]) -> bool:
     return True
 
 
-def _beside(row: Row, setting: Setting, batch: int, size: Size, threads: int, source: str | None) -> Row:
-    """The row with TensorFlow's figure, where there is one."""
+def _beside(row: Row, rival: float | None, failure: str | None) -> Row:
+    """The row with TensorFlow's figure, or with why there is none."""
+    if failure is not None:
+        return row.with_(note=f"{row.note}; TensorFlow failed: {failure}")
+    return row if rival is None else row.with_(rival=rival, rival_name="TensorFlow")
+
+
+def _tensorflow(
+    setting: Setting, batch: int, size: Size, threads: int, source: str | None
+) -> tuple[float | None, str | None]:
+    """TensorFlow's samples/s, or why there are none; both None where it can't do the setting or is absent."""
     if setting.tensorflow is None or rivals_setup.missing("tensorflow"):
-        return row
+        return None, None
     request = {
         "size": size.__dict__,
         "source": source,
@@ -217,6 +228,5 @@ def _beside(row: Row, setting: Setting, batch: int, size: Size, threads: int, so
         check=False,
     )
     if result.returncode != 0:
-        lines = result.stderr.strip().splitlines() or ["no message"]
-        return row.with_(note=f"{row.note}; TensorFlow failed: {lines[-1]}")
-    return row.with_(rival=json.loads(result.stdout)["samples_per_second"], rival_name="TensorFlow")
+        return None, last_line(result.stderr)
+    return float(json.loads(result.stdout)["samples_per_second"]), None
