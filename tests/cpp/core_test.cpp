@@ -569,7 +569,7 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
     output.forward(batch, h.data(), used, 0, batch.size(), lse.data());
     *loss = output.backward(batch, lse.data(), dh.data(), true, 32, 0, batch.size());
     output.update(0.05f, step + 1);
-    input.backward(batch, dh.data(), 0.05f, step + 1);
+    input.backward(batch, dh.data(), 0.05f, step + 1, 0, batch.size());
     if (tables != nullptr && step == 3) {
       tables->new_functions(step);
       tables->rebuild(step);
