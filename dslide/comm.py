@@ -292,13 +292,13 @@ class Exchange:
         for peer in self.peers:
             _core.unpack_rows(of.packed[peer], self.wire, of.h, self.cuts[peer], self.cuts[peer + 1])
 
-    def _part(self, part: slice) -> "_Part":
+    def _part(self, part: slice) -> _Part:
         key = part.start, part.stop
         if key not in self._parts:
             self._parts[key] = self._make_part(part)
         return self._parts[key]
 
-    def _make_part(self, part: slice) -> "_Part":
+    def _make_part(self, part: slice) -> _Part:
         rank, sizes = self.comm.rank, self._sizes(self.wire)
 
         def rows(buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
