@@ -35,6 +35,11 @@ class Buffer {
     size_ = size;
   }
 
+  // Has that size from then on; the content stays only if it had it before.
+  void fit(std::size_t size) {
+    if (size != size_) reset(size);
+  }
+
   // Grows without keeping the content; never shrinks.
   T* at_least(std::size_t size) {
     if (size > size_) reset(size + size / 4);

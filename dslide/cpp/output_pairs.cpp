@@ -113,11 +113,7 @@ double OutputLayer::backward_pairs(const float* lse, std::size_t points, float* 
       kern.scatter_add(weights_.as_floats(active_.row(r), copy.data()), sum, config_.hidden, point, gradient, count, config_.hidden);
     }
   });
-  pool_.ranges(size, 1024, [&](std::size_t begin, std::size_t end) {
-    std::copy(copy_.data() + begin, copy_.data() + end, dh + begin);
-    for (std::size_t part = 1; part < kParts; ++part)
-      kern.axpy(1.0f, copy_.data() + part * size + begin, dh + begin, static_cast<std::ptrdiff_t>(end - begin));
-  });
+  sum_parts(pool_, copy_.data(), kParts, points, hidden, hidden, dh);
   double loss = 0.0;
   for (const double part : losses) loss += part;
   return loss;

@@ -18,6 +18,17 @@ float as_float(std::uint16_t half) {
 
 }  // namespace
 
+void sum_parts(Pool& pool, const float* sums, std::size_t parts, std::size_t rows, std::size_t width, std::size_t ld,
+               float* out) {
+  pool.ranges(rows, 1, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t r = begin; r < end; ++r) {
+      std::copy_n(sums + r * ld, width, out + r * width);
+      for (std::size_t part = 1; part < parts; ++part)
+        kernels().axpy(1.0f, sums + (part * rows + r) * ld, out + r * width, static_cast<std::ptrdiff_t>(width));
+    }
+  });
+}
+
 void OutputProducts::pack_queries(Pool& pool, const float* h, std::size_t points, std::size_t first, std::size_t last) {
   points_ = static_cast<std::ptrdiff_t>(points);
   first_ = first;
@@ -65,7 +76,7 @@ void OutputProducts::hidden_gradient(Pool& pool, const WeightTable& weights, con
   constexpr std::size_t kDepth = 256, kPoints = 128;  // rows and points of a tile, which stays in the cache
   constexpr std::size_t kLine = 16;                   // points whose values share a cache line
   const std::size_t points = last - first;
-  const auto hidden = static_cast<std::size_t>(hidden_), width = static_cast<std::size_t>(padded_hidden());
+  const auto width = static_cast<std::size_t>(padded_hidden());
   const int splits = pool.threads() / std::gcd(pool.threads(), kRowParts), tasks = kRowParts * splits;
   float* sums = sums_.at_least(kRowParts * points * width);
   pool.run([&](int t) {
@@ -96,13 +107,7 @@ void OutputProducts::hidden_gradient(Pool& pool, const WeightTable& weights, con
       }
     }
   });
-  pool.ranges(points, 1, [&](std::size_t b, std::size_t e) {
-    for (std::size_t p = b; p < e; ++p) {
-      std::copy_n(sums + p * width, hidden, out + p * hidden);
-      for (std::size_t part = 1; part < kRowParts; ++part)
-        kernels().axpy(1.0f, sums + (part * points + p) * width, out + p * hidden, hidden_);
-    }
-  });
+  sum_parts(pool, sums, kRowParts, points, static_cast<std::size_t>(hidden_), width, out);
 }
 
 // Rows at positions [begin, end), for the thread's next products.

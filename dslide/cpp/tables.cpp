@@ -18,8 +18,8 @@ void HashTables::build(Pool& pool, const std::uint32_t* codes, std::size_t count
   cap_ = cap;
   policy_ = policy;
   const Philox random(seed, Purpose::kReservoir);
-  if (const std::size_t size = static_cast<std::size_t>(tables) * (buckets_ + 1); size != offsets_.size()) offsets_.reset(size);
-  if (const std::size_t size = static_cast<std::size_t>(tables) * count; size != ids_.size()) ids_.reset(size);
+  offsets_.fit(static_cast<std::size_t>(tables) * (buckets_ + 1));
+  ids_.fit(static_cast<std::size_t>(tables) * count);
   pool.run([&](int thread) {
     std::vector<std::int32_t> cursor(buckets_);
     for (int t = thread; t < tables; t += pool.threads()) {
@@ -67,7 +67,7 @@ void LshSampler::hash_rows() {
   const auto hidden = static_cast<std::size_t>(layer_.config().hidden);
   const WeightTable& weights = layer_.weights();
   Pool& pool = layer_.pool();
-  if (const std::size_t size = rows * static_cast<std::size_t>(config_.hash.l); size != codes_.size()) codes_.reset(size);
+  codes_.fit(rows * static_cast<std::size_t>(config_.hash.l));
   if (!weights.half()) return family_->hash(pool, weights.row(0), rows, codes_.data(), rows);
   Buffer<float> copy(std::min(kBlock, rows) * hidden);
   for (std::size_t first = 0; first < rows; first += kBlock) {
