@@ -116,7 +116,9 @@ class Steps:
         if loss is None:
             self.hidden.abandon()
             return None
-        self._network.output.update(rate, step + 1)  # Adam counts from 1
+        # While gradients travel there is time for the update; else its rows may wait until they are read.
+        may_wait = self._comm.size == 1
+        self._network.output.update(rate, step + 1, may_wait)  # Adam counts from 1
         self.hidden.backward(batch, size, rate, step + 1)
         if self._parts is None:
             self._seconds[count].append(time.perf_counter() - begin)

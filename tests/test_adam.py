@@ -49,11 +49,11 @@ class Run:
         self.network.output.forward(self.batch, h, self.sampler.core, lse)
         return h, lse
 
-    def step(self, rows, lr, step):
+    def step(self, rows, lr, step, may_wait=False):
         h, lse = self.forward(rows, step)
         dh, network = np.empty_like(h), self.network
         network.output.backward(self.batch, lse, dh, True, len(rows))
-        network.output.update(lr, step)
+        network.output.update(lr, step, may_wait)
         network.input.backward(self.batch, dh, lr, step)
 
     def all(self):
@@ -186,6 +186,30 @@ def test_a_step_that_is_given_up_leaves_no_trace(kind, precision):
         results.append(run.all())
     for name, array in results[0].items():
         np.testing.assert_array_equal(array, results[1][name], err_msg=name)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer", ["adam-catch-up", "adam", "adagrad"])
+@pytest.mark.parametrize("kind", ["in-batch", "lsh"])
+def test_rows_that_wait_to_be_read_make_the_same_steps(kind, optimizer, precision):
+    """Not a bit differs, whatever comes between: other rows, a rebuild, settling, a step given up."""
+    points = make_points(200, FEATURES, LABELS, 6)
+    results = []
+    for may_wait in (lambda _: False, lambda _: True, lambda step: step % 3 > 0):
+        run = Run({"kind": optimizer, "eps": 1e-6}, kind, points, precision=precision)
+        for step in range(1, 80):
+            run.step(np.arange(step, step + 4) % 200, 0.01, step, may_wait(step))
+            if kind == "lsh" and step % 25 == 0:
+                run.sampler.refresh(step)
+            if step in (7, 51):
+                run.network.settle()
+            if step in (12, 40):
+                run.forward(np.arange(90, 95), step + 1)
+        assert run.network.output.active_rows > 0 and run.network.output.active_pairs > 0
+        results.append(run.all())
+    for name, array in results[0].items():
+        for other in results[1:]:
+            np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
 def test_betas_that_would_need_too_many_terms_are_refused():

@@ -246,7 +246,8 @@ void bind_layers(py::module_& m) {
       }, py::arg("batch"), py::arg("lse").noconvert(), py::arg("dh").noconvert(), py::arg("weight_labels"),
            py::arg("global_batch"), py::arg("first") = 0, py::arg("last") = py::none(),
            "Of the points [first, last), by default of all: lse [last - first], dh [last - first, hidden]")
-      .def("update", &OutputLayer::update, py::arg("lr"), py::arg("step"), NoGil())
+      .def("update", &OutputLayer::update, py::arg("lr"), py::arg("step"), py::arg("may_wait") = false, NoGil(),
+           "Until settle() weights and state may be those before, if rows may wait")
       .def("settle", &OutputLayer::settle, NoGil(), "Brings rows that wait for missed steps up to date")
       .def_property_readonly("active_rows", &OutputLayer::active_rows)
       .def_property_readonly("active_pairs", &OutputLayer::active_pairs)

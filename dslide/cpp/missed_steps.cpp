@@ -35,8 +35,7 @@ void MissedSteps::clear() {
   now_ = 0;
   sums_.assign(static_cast<std::size_t>(count_), 0.0);
   terms_.assign(static_cast<std::size_t>(count_), 0.0f);
-  decay1_.assign(1, 1.0f);
-  decay2_.assign(1, 1.0f);
+  decays_.assign(1, {1.0f, 1.0f});
 }
 
 void MissedSteps::advance(float step_size) {
@@ -57,8 +56,7 @@ void MissedSteps::advance(float step_size) {
     const double p = std::pow(base, static_cast<double>(now_));
     return p < 0x1p-100 ? 0.0f : static_cast<float>(p);
   };
-  decay1_.push_back(power(beta1_));
-  decay2_.push_back(power(beta2_));
+  decays_.push_back({power(beta1_), power(beta2_)});
 }
 
 }  // namespace dslide

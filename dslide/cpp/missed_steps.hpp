@@ -1,6 +1,7 @@
 // Adam's steps that a row without a gradient would have made, all of them at once.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -36,15 +37,14 @@ class MissedSteps {
 
   struct Since {
     const float* terms;  // A_0 .. A_(N - 1)
-    float decay[2];      // b1^K, b2^K
+    const float* decay;  // b1^K, b2^K
   };
   // What a row has missed that made its last own step as the `step`-th; step <= now(). 0: none since clear(). Where its
   // weights have moved already the terms are zeros.
   Since since(std::uint32_t step, bool weights_there = false) const {
-    const std::uint32_t missed = now_ - step;
-    return {terms_.data() + std::size_t{weights_there ? now_ : step} * static_cast<std::size_t>(count_),
-            {decay1_[missed], decay2_[missed]}};
+    return {terms_.data() + std::size_t{weights_there ? now_ : step} * static_cast<std::size_t>(count_), decay(now_ - step)};
   }
+  const float* decay(std::uint32_t missed) const { return decays_[missed].data(); }
   int count() const { return count_; }  // N
 
  private:
@@ -54,7 +54,7 @@ class MissedSteps {
   std::vector<double> factors_;          // [window, N]: b1^k q_k^n, k from 1; beyond the window b1^k < 1e-12
   std::vector<double> sums_;             // [now + 1, N]: A_n for the rows whose last own step was the i-th
   std::vector<float> terms_;             // the same, rounded
-  std::vector<float> decay1_, decay2_;   // [now + 1]: powers of b1 and b2
+  std::vector<std::array<float, 2>> decays_;  // [now + 1]: powers of b1 and b2
 };
 
 }  // namespace dslide

@@ -109,13 +109,14 @@ class RowState {
     own_step_[static_cast<std::size_t>(row)] |= kWeightsThere;
   }
 
-  // Updates row `row` with weights w; g may be null for a zero gradient. finish_step() ends the step.
-  void update(std::int64_t row, float* w, const float* g, float step_size) {
+  // Updates row `row` with weights w; g may be null for a zero gradient. finish_step() ends the step; a row whose weights have
+  // caught up may make it after that, if `finished` says so.
+  void update(std::int64_t row, float* w, const float* g, float step_size, bool finished = false) {
     const Kernels& kern = kernels();
     if (optimizer_.moments()) {
-      if (optimizer_.catches_up()) catch_up(row, w);
-      kern.adam(w, m_.data() + row * ld_, v_.data() + row * ld_, g, width_, adam_step(row, step_size));
-      made(row);
+      if (optimizer_.catches_up() && !finished) catch_up(row, w);
+      kern.adam(w, m_.data() + row * ld_, v_.data() + row * ld_, g, width_, adam_step(row, step_size, finished));
+      made(row, finished);
     } else if (g != nullptr) {
       kern.adagrad(w, accum_.data() + row * blocks_, g, width_, block_, step_size, optimizer_.eps);
     }
@@ -133,13 +134,13 @@ class RowState {
 
   // Both of a row in bfloat16, in the step of this number.
   void update(std::int64_t row, std::uint16_t* w, const float* g, float step_size, std::uint64_t step,
-              const Rounding& rounding) {
+              const Rounding& rounding, bool finished = false) {
     const Kernels& kern = kernels();
     if (optimizer_.moments()) {
-      if (optimizer_.catches_up()) catch_up(row, w, rounding);
-      kern.adam_half(w, half_m_.data() + row * ld_, half_v_.data() + row * ld_, g, width_, adam_step(row, step_size),
-                     rounding.keys(step, row).data(), rounding.unit());
-      made(row);
+      if (optimizer_.catches_up() && !finished) catch_up(row, w, rounding);
+      kern.adam_half(w, half_m_.data() + row * ld_, half_v_.data() + row * ld_, g, width_,
+                     adam_step(row, step_size, finished), rounding.keys(step, row).data(), rounding.unit());
+      made(row, finished);
     } else if (g != nullptr) {
       kern.adagrad_half(w, accum_.data() + row * blocks_, g, width_, block_, step_size, optimizer_.eps,
                         rounding.keys(step, row)[0], rounding.unit());
@@ -211,21 +212,22 @@ class RowState {
   bool weights_there(std::int64_t row) const { return (own_step_[static_cast<std::size_t>(row)] & kWeightsThere) != 0; }
   bool misses_weights(std::int64_t row) const { return !weights_there(row) && own_step(row) != missed_.now(); }
   MissedSteps::Since missed(std::int64_t row) const { return missed_.since(own_step(row), weights_there(row)); }
+  // The steps that were finished before the one that rows make now.
+  std::uint32_t before(bool finished) const { return missed_.now() - (finished ? 1 : 0); }
 
   // A row's own step, which begins with what is left of its moments after the steps that it missed.
-  AdamStep adam_step(std::int64_t row, float step_size) const {
+  AdamStep adam_step(std::int64_t row, float step_size, bool finished) const {
     const float beta1 = optimizer_.beta1, beta2 = optimizer_.beta2;
     AdamStep step{step_size, optimizer_.eps, beta1, beta2, beta1, beta2};
     if (optimizer_.catches_up()) {
-      const MissedSteps::Since since = missed(row);
-      step.keep1 *= since.decay[0];
-      step.keep2 *= since.decay[1];
+      const float* decay = missed_.decay(before(finished) - own_step(row));
+      step.keep1 *= decay[0];
+      step.keep2 *= decay[1];
     }
     return step;
   }
-  // The row has made the step that is not finished yet.
-  void made(std::int64_t row) {
-    if (optimizer_.catches_up()) own_step_[static_cast<std::size_t>(row)] = missed_.now() + 1;
+  void made(std::int64_t row, bool finished) {
+    if (optimizer_.catches_up()) own_step_[static_cast<std::size_t>(row)] = before(finished) + 1;
   }
   template <class Settle>
   void settle_rows(Pool& pool, Settle settle_row) {

@@ -116,11 +116,6 @@ void OutputLayer::class_mean_init(const Csr& x, const Csr& y, const InputConfig&
   });
 }
 
-std::int64_t OutputLayer::active_pairs() const {
-  if (!active_.shared) return static_cast<std::int64_t>(active_.pair_points.size());
-  return static_cast<std::int64_t>(active_.row_count * points_);
-}
-
 std::pair<std::size_t, std::size_t> OutputLayer::own_range(std::size_t begin, std::size_t end) const {
   const auto below = [](const ActiveSet::Own& pair, std::size_t position) {
     return static_cast<std::size_t>(pair.position) < position;
@@ -143,6 +138,8 @@ void OutputLayer::forward(const Batch& batch, const float* h, Sampler& sampler, 
     sampler.select(batch, h, active_);
     h_ = h;
     points_ = batch.size();
+    active_rows_ = active_.row_count;
+    active_pairs_ = static_cast<std::int64_t>(active_.shared ? active_.row_count * points_ : active_.pair_points.size());
     if (active_.shared && state_.optimizer().catches_up())
       pool_.ranges(active_.row_count, 1, [&](std::size_t begin, std::size_t end) {
         for (std::size_t position = begin; position < end; ++position) catch_up_row(active_.row(position));
@@ -176,17 +173,24 @@ double OutputLayer::backward(const Batch& batch, const float* lse, float* dh, bo
   return loss * static_cast<double>(global_batch);
 }
 
-void OutputLayer::update(float lr, std::uint64_t step) {
-  const Rounding draws = rounding();
-  const WeightTable::Step now{draws, step, state_.optimizer().step_size(lr, step)};
-  if (active_.shared) update_shared(now);
-  else update_pairs(now);
-  if (state_.optimizer().dense()) update_inactive(now);
+void OutputLayer::update(float lr, std::uint64_t step, bool may_wait) {
+  WeightTable::Step now{rounding(), step, state_.optimizer().step_size(lr, step)};
+  if (active_.shared) {
+    update_shared(now);
+    if (state_.optimizer().dense()) update_inactive(now);
+  } else {
+    // The activations of both batches should stay in the second cache while rows pass.
+    constexpr std::size_t kMostWaiting = std::size_t{128} << 10;
+    now.finished = may_wait && points_ * static_cast<std::size_t>(config_.hidden) * sizeof(float) <= kMostWaiting;
+    wait_pairs(now);
+    if (!now.finished) update_all_waiting();
+  }
   state_.finish_step(now.size, step);
   bias_state_.finish_step(now.size, step);
 }
 
 void OutputLayer::settle() {
+  update_all_waiting();
   weights_.settle(state_, rounding(), pool_);
   bias_state_.settle(pool_, bias_.data());
 }
@@ -198,7 +202,7 @@ void OutputLayer::catch_up_row(std::int32_t row) {
 
 void OutputLayer::update_row(std::int32_t row, const float* g, float bias_gradient, const WeightTable::Step& step) {
   weights_.update(state_, step, row, g);
-  if (config_.bias) bias_state_.update(row, bias_.data() + row, g == nullptr ? nullptr : &bias_gradient, step.size);
+  if (config_.bias) bias_state_.update(row, bias_.data() + row, g == nullptr ? nullptr : &bias_gradient, step.size, step.finished);
 }
 
 void OutputLayer::update_inactive(const WeightTable::Step& step) {

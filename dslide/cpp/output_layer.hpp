@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "active_set.hpp"
@@ -55,10 +56,12 @@ class OutputLayer {
   double backward(const Batch& batch, const float* lse, float* dh, bool weight_labels, std::int64_t global_batch,
                   std::size_t first, std::size_t last);
 
-  // The weight gradient and the optimiser's step; `step` counts from 1. Uses h of the last forward.
-  void update(float lr, std::uint64_t step);
+  // The weight gradient and the optimiser's step; `step` counts from 1. Uses h of the last forward. With `may_wait` rows are
+  // moved when the next forward reads them, if that is faster: then settle() is needed as below, and the result is the same.
+  void update(float lr, std::uint64_t step, bool may_wait = false);
 
-  // Adam with catch-up: makes all missed steps. Needed before anything but a training step reads weights or state.
+  // Makes all steps that rows wait for, those that Adam with catch-up has left out, too. Needed before anything but a training
+  // step reads weights or state.
   void settle();
 
   // The k highest logits over the shard: ids (global) and scores [points, k], descending, equal scores by lower id;
@@ -68,8 +71,8 @@ class OutputLayer {
   void topk(const float* h, std::size_t points, int k, std::int32_t* ids, float* scores, double* lse) const;
   static constexpr std::size_t kTopkPart = 1024;
 
-  std::size_t active_rows() const { return active_.row_count; }
-  std::int64_t active_pairs() const;
+  std::size_t active_rows() const { return active_rows_; }  // of the last forward
+  std::int64_t active_pairs() const { return active_pairs_; }
   const OutputConfig& config() const { return config_; }
   Pool& pool() const { return pool_; }
   WeightTable& weights() { return weights_; }
@@ -96,15 +99,19 @@ class OutputLayer {
   OutputProducts::Gradient gradient_shared();  // in the place of the exponentials
   void update_shared(const WeightTable::Step& step);
 
-  std::size_t part_begin(int part) const;
-  void for_parts(const std::function<void(int, std::size_t, std::size_t)>& body);  // body(part, first row, last row + 1)
+  class RowWalk;
+  void for_parts(const ActiveSet& active, const std::function<void(int, std::size_t, std::size_t)>& body);  // (part, first, last + 1)
+  template <class Meet>
+  void walk_part(const ActiveSet& active, int part, std::size_t begin, std::size_t end, float* g, Meet meet);
+  void update_waiting(std::int32_t row, std::size_t position, float* g);
+  void update_all_waiting();
   // The row at a position below `end`.
   __attribute__((always_inline)) void prefetch_weights(std::size_t position, std::size_t end) const {
     if (position < end) weights_.prefetch(active_.row(position));
   }
   void forward_pairs(const float* h, std::size_t points, float* lse);
   double backward_pairs(const float* lse, std::size_t points, float* dh);  // the summed loss over the global batch
-  void update_pairs(const WeightTable::Step& step);
+  void wait_pairs(const WeightTable::Step& step);
 
   Pool& pool_;
   OutputConfig config_;
@@ -113,6 +120,8 @@ class OutputLayer {
   RowState state_, bias_state_;
 
   ActiveSet active_;
+  std::size_t active_rows_ = 0;
+  std::int64_t active_pairs_ = 0;
   const float* h_ = nullptr;   // of the last forward: must live until update
   std::size_t points_ = 0, forwarded_ = 0;  // of the batch, and so far
   std::ptrdiff_t ld_ = 0;      // row stride of the shared logits
@@ -120,6 +129,11 @@ class OutputLayer {
   std::vector<float> own_logits_;  // of active_.own
   Buffer<float> part_max_, part_sum_, scale_, target_, copy_;
   std::vector<std::int64_t> own_pairs_;  // pairs: places of active_.own
+  struct Waiting {  // pairs: a batch whose rows wait for their update
+    std::optional<WeightTable::Step> step;  // none: nothing waits
+    ActiveSet active;
+    Buffer<float> gradients, h;  // of `active`'s pairs; of the points
+  } waiting_;
   OutputProducts products_;
   std::vector<Buffer<float>> scratch_;
 };

@@ -52,14 +52,15 @@ class WeightTable {
 
   // What the optimiser needs to update a row.
   struct Step {
-    const Rounding& rounding;
+    Rounding rounding;
     std::uint64_t number;  // from 1
     float size;
+    bool finished = false;  // by RowState::finish_step: the rows make it late
   };
   // By the gradient g [width]; null: zero.
   void update(RowState& state, const Step& step, std::int64_t row, const float* g) {
-    if (half_) state.update(row, halves_.data() + row * width_, g, step.size, step.number, step.rounding);
-    else state.update(row, floats_.data() + row * width_, g, step.size);
+    if (half_) state.update(row, halves_.data() + row * width_, g, step.size, step.number, step.rounding, step.finished);
+    else state.update(row, floats_.data() + row * width_, g, step.size, step.finished);
   }
   // By a gradient that is still to be summed up; `scratch` [width].
   void update(RowState& state, const Step& step, std::int64_t row, const WeightedSum& sum, float* scratch) {
