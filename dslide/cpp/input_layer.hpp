@@ -7,6 +7,7 @@
 #include "batch.hpp"
 #include "buffer.hpp"
 #include "optimizer.hpp"
+#include "philox.hpp"
 #include "pool.hpp"
 #include "weights.hpp"
 
@@ -52,7 +53,7 @@ class InputLayer {
   RowState& bias_state() { return bias_state_; }
 
  private:
-  Rounding rounding() const { return {Philox(config_.seed, Purpose::kInputRounding), 0, config_.hidden_begin}; }
+  Rounding rounding() const { return {Philox(config_.seed, Purpose::kInputRounding).seed(), 0, config_.hidden_begin}; }
 
   Pool& pool_;
   InputConfig config_;

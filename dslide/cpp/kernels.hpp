@@ -45,9 +45,9 @@ struct Kernels {
   // Pair j of `out` is x[j], y[j] (0 if y is null), rounded like that; out may be x or y. And the way back.
   void (*round_pairs)(const float* x, const float* y, std::ptrdiff_t n, void* out);
   void (*split_pairs)(const void* pairs, std::ptrdiff_t n, std::uint16_t* first, std::uint16_t* second);
-  // float32 -> bfloat16, up with the probability of the part that is cut off; value j's draw is a function of `key`
-  // and `first` + j.
-  void (*round_stochastic)(const float* x, std::ptrdiff_t n, std::uint32_t key, std::uint32_t first,
+  // float32 -> bfloat16, up with the probability of the part that is cut off; value j's draw is a function of `key`,
+  // `first` + j and which of its three draws, 0, 1 or 2, is taken.
+  void (*round_stochastic)(const float* x, std::ptrdiff_t n, std::uint32_t key, std::uint32_t first, int which,
                            std::uint16_t* out);
   // out[2 j] = x[j], out[2 j + 1] = y[j] (0 if y is null).
   void (*interleave)(const std::uint16_t* x, const std::uint16_t* y, std::ptrdiff_t n, std::uint16_t* out);
@@ -96,7 +96,7 @@ struct Kernels {
   void (*adagrad_sum)(const float* rows, std::ptrdiff_t ld, const std::int32_t* ids, const float* values,
                       std::ptrdiff_t count, float* w, float* state, float* g, std::ptrdiff_t n, std::ptrdiff_t block,
                       float lr, float eps);
-  // Both with w in bfloat16: computed in float32 and rounded once, as round_stochastic does.
+  // Both with w in bfloat16: computed in float32 and rounded once, as round_stochastic does with its draws 0.
   void (*adagrad_half)(std::uint16_t* w, float* state, const float* g, std::ptrdiff_t n, std::ptrdiff_t block, float lr,
                        float eps, std::uint32_t key, std::uint32_t first);
   void (*adagrad_sum_half)(const float* rows, std::ptrdiff_t ld, const std::int32_t* ids, const float* values,
@@ -108,12 +108,12 @@ struct Kernels {
   // w -= m d (terms[0] + u terms[1] + ...), then m *= decay[0], v *= decay[1], unless decay is null.
   void (*adam_missed)(float* w, float* m, float* v, std::ptrdiff_t n, const float* terms, int count, const float* decay,
                       float eps);
-  // Both with w, m and v in bfloat16: computed in float32 and rounded once, as round_stochastic does with keys[0] for w,
-  // keys[1] for m and keys[2] for v.
+  // Both with w, m and v in bfloat16: computed in float32 and rounded once, as round_stochastic does with its draws 0 for w,
+  // 1 for m and 2 for v.
   void (*adam_half)(std::uint16_t* w, std::uint16_t* m, std::uint16_t* v, const float* g, std::ptrdiff_t n,
-                    const AdamStep& step, const std::uint32_t keys[3], std::uint32_t first);
+                    const AdamStep& step, std::uint32_t key, std::uint32_t first);
   void (*adam_missed_half)(std::uint16_t* w, std::uint16_t* m, std::uint16_t* v, std::ptrdiff_t n, const float* terms,
-                           int count, const float* decay, float eps, const std::uint32_t keys[3], std::uint32_t first);
+                           int count, const float* decay, float eps, std::uint32_t key, std::uint32_t first);
   // Standard normal numbers times `std`, four a counter: out[(r * columns + c) * 4 ..] has those of Philox counter
   // (a + r, b + c) under `key`, by Box-Muller.
   void (*normals)(const std::uint32_t key[2], std::uint64_t a, std::uint64_t b, std::ptrdiff_t rows,

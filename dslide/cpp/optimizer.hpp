@@ -1,7 +1,6 @@
 // Row-wise Adagrad and Adam, and the state that they keep for one matrix.
 #pragma once
 
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <stdexcept>
@@ -9,7 +8,6 @@
 #include "buffer.hpp"
 #include "kernels.hpp"
 #include "missed_steps.hpp"
-#include "philox.hpp"
 #include "pool.hpp"
 
 namespace dslide {
@@ -53,18 +51,26 @@ struct WeightedSum {
 // precision, section 3). The draws are keyed by (seed, step, row, unit), so they are the same for any number of threads
 // and ranks.
 struct Rounding {
-  Philox random;
+  std::uint64_t seed;
   std::int64_t first_row, first_unit;  // global ids of this shard's row 0 and unit 0
 
-  // Keys of a row's draws in the step of this number: for its weights, m and v.
-  std::array<std::uint32_t, 4> keys(std::uint64_t step, std::int64_t row) const {
-    return random(step, static_cast<std::uint64_t>(first_row + row));
+  // The key of a row's draws in the step of this number. A Philox number would cost as much as the rounding of half a row.
+  std::uint32_t key(std::uint64_t step, std::int64_t row) const {
+    const std::uint64_t base = mixed(seed + step * 0x9E3779B97F4A7C15u);
+    return static_cast<std::uint32_t>(mixed(base + static_cast<std::uint64_t>(first_row + row) * 0x9E3779B97F4A7C15u) >> 32);
   }
   // The same for the steps that it missed up to the one of this number.
-  std::array<std::uint32_t, 4> missed_keys(std::uint64_t step, std::int64_t row) const {
-    return keys(step | std::uint64_t{1} << 63, row);
+  std::uint32_t missed_key(std::uint64_t step, std::int64_t row) const {
+    return key(step | std::uint64_t{1} << 63, row);
   }
   std::uint32_t unit() const { return static_cast<std::uint32_t>(first_unit); }
+
+  // SplitMix64's finaliser (Steele et al. 2014, Fast splittable pseudorandom number generators).
+  static std::uint64_t mixed(std::uint64_t x) {
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+  }
 };
 
 // The optimiser's state of a [rows, width] matrix with row stride `ld`. Of a matrix in bfloat16 Adam's moments are
@@ -104,7 +110,7 @@ class RowState {
     if (!misses_weights(row)) return;
     const MissedSteps::Since since = missed(row);
     kernels().adam_missed_half(w, half_m_.data() + row * ld_, half_v_.data() + row * ld_, width_, since.terms,
-                               missed_.count(), nullptr, optimizer_.eps, rounding.missed_keys(step_, row).data(),
+                               missed_.count(), nullptr, optimizer_.eps, rounding.missed_key(step_, row),
                                rounding.unit());
     own_step_[static_cast<std::size_t>(row)] |= kWeightsThere;
   }
@@ -139,11 +145,11 @@ class RowState {
     if (optimizer_.moments()) {
       if (optimizer_.catches_up() && !finished) catch_up(row, w, rounding);
       kern.adam_half(w, half_m_.data() + row * ld_, half_v_.data() + row * ld_, g, width_,
-                     adam_step(row, step_size, finished), rounding.keys(step, row).data(), rounding.unit());
+                     adam_step(row, step_size, finished), rounding.key(step, row), rounding.unit());
       made(row, finished);
     } else if (g != nullptr) {
       kern.adagrad_half(w, accum_.data() + row * blocks_, g, width_, block_, step_size, optimizer_.eps,
-                        rounding.keys(step, row)[0], rounding.unit());
+                        rounding.key(step, row), rounding.unit());
     }
   }
   void update(std::int64_t row, std::uint16_t* w, const WeightedSum& sum, float* g, float step_size, std::uint64_t step,
@@ -153,7 +159,7 @@ class RowState {
       return update(row, w, g, step_size, step, rounding);
     }
     kernels().adagrad_sum_half(sum.rows, sum.ld, sum.ids, sum.values, sum.count, w, accum_.data() + row * blocks_, g, width_,
-                               block_, step_size, optimizer_.eps, rounding.keys(step, row)[0], rounding.unit());
+                               block_, step_size, optimizer_.eps, rounding.key(step, row), rounding.unit());
   }
 
   // Asks for the state of a row that update() is about to want.
@@ -192,7 +198,7 @@ class RowState {
     settle_rows(pool, [&](std::int64_t row, const MissedSteps::Since& since) {
       kernels().adam_missed_half(weights + row * ld_, half_m_.data() + row * ld_, half_v_.data() + row * ld_, width_,
                                  since.terms, missed_.count(), since.decay, optimizer_.eps,
-                                 rounding.missed_keys(step_, row).data(), rounding.unit());
+                                 rounding.missed_key(step_, row), rounding.unit());
     });
   }
 

@@ -12,6 +12,7 @@
 #include "buffer.hpp"
 #include "input_layer.hpp"
 #include "optimizer.hpp"
+#include "philox.hpp"
 #include "output_products.hpp"
 #include "pool.hpp"
 #include "samplers.hpp"
@@ -82,7 +83,7 @@ class OutputLayer {
   RowState& bias_state() { return bias_state_; }
 
  private:
-  Rounding rounding() const { return {Philox(config_.seed, Purpose::kOutputRounding), config_.shard.begin, 0}; }
+  Rounding rounding() const { return {Philox(config_.seed, Purpose::kOutputRounding).seed(), config_.shard.begin, 0}; }
   std::size_t tile_rows() const;  // rows that are reduced together; depends on the number of active rows alone
   std::pair<std::size_t, std::size_t> own_range(std::size_t begin, std::size_t end) const;
   // `scratch` holds a row, where weights are in bfloat16 and the optimiser is Adagrad.

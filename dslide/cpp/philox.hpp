@@ -49,6 +49,12 @@ class Philox {
 
   const std::uint32_t* key() const { return key_.data(); }
 
+  // For another generator.
+  std::uint64_t seed() const {
+    const auto words = (*this)(0, 0);
+    return std::uint64_t{words[0]} << 32 | words[1];
+  }
+
   // An integer in [0, bound), bound > 0, from one word (multiply-shift; the bias is below bound / 2^32).
   static std::uint32_t below(std::uint32_t word, std::uint32_t bound) {
     return static_cast<std::uint32_t>((std::uint64_t{word} * bound) >> 32);

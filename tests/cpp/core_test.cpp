@@ -207,7 +207,7 @@ void test_kernels(const Kernels& kern) {
         kern.expand(begin.data(), n, apart.data());
         apart_state.assign(size, 0.25f);
         kern.adagrad(apart.data(), apart_state.data(), sum.data(), n, block, 0.1f, 1e-3f);
-        kern.round_stochastic(apart.data(), n, 11, 7, rounded.data());
+        kern.round_stochastic(apart.data(), n, 11, 7, 0, rounded.data());
         for (const bool summed : {false, true}) {
           half = begin;
           together_state.assign(size, 0.25f);
@@ -260,7 +260,6 @@ void test_kernels(const Kernels& kern) {
       }
     }
     // In bfloat16: a row that is expanded, moved in float32 and rounded, weights and moments by draws of their own.
-    const std::uint32_t keys[3] = {11, 22, 33};
     std::vector<std::uint16_t> halves[3], rounded(size);
     std::vector<float> wide[3];
     const auto start = [&] {
@@ -274,7 +273,7 @@ void test_kernels(const Kernels& kern) {
     };
     const auto same = [&](const std::string& what) {
       for (std::size_t part = 0; part < 3; ++part) {
-        kern.round_stochastic(wide[part].data(), n, keys[part], 7, rounded.data());
+        kern.round_stochastic(wide[part].data(), n, 11, 7, static_cast<int>(part), rounded.data());
         check(halves[part] == rounded, at + what + std::to_string(part));
       }
     };
@@ -282,7 +281,7 @@ void test_kernels(const Kernels& kern) {
       start();
       const AdamStep step{0.01f, 1e-5f, 0.9f, 0.999f, 0.8f, 0.99f};
       kern.adam(wide[0].data(), wide[1].data(), wide[2].data(), g, n, step);
-      kern.adam_half(halves[0].data(), halves[1].data(), halves[2].data(), g, n, step, keys, 7);
+      kern.adam_half(halves[0].data(), halves[1].data(), halves[2].data(), g, n, step, 11, 7);
       same("adam_half, part ");
     }
     MissedSteps steps;
@@ -293,7 +292,7 @@ void test_kernels(const Kernels& kern) {
       start();
       kern.adam_missed(wide[0].data(), wide[1].data(), wide[2].data(), n, since.terms, steps.count(), decay, 1e-5f);
       kern.adam_missed_half(halves[0].data(), halves[1].data(), halves[2].data(), n, since.terms, steps.count(), decay, 1e-5f,
-                            keys, 7);
+                            11, 7);
       same("adam_missed_half, part ");
     }
     std::vector<std::int8_t> small(size);
@@ -346,20 +345,30 @@ void test_kernels(const Kernels& kern) {
           isa + " round " + std::to_string(odd[i]));
   // 1 + 2^-9 lies a quarter of the way from 1 to the next value; what bfloat16 can hold stays.
   const std::vector<float> quarter(4001, 1.001953125f), held(4001, -1.5f);
-  std::vector<std::uint16_t> up(quarter.size()), again(quarter.size());
-  double ups = 0.0;
-  kern.round_stochastic(quarter.data(), 4001, 77, 5, up.data());
-  for (const std::uint16_t bits : up) {
-    check(bits == 0x3F80 || bits == 0x3F81, isa + " round_stochastic goes to a neighbour");
-    ups += bits == 0x3F81 ? 1.0 / 4001 : 0.0;
+  std::vector<std::uint16_t> ups[3], again(quarter.size());
+  for (int which = 0; which < 3; ++which) {
+    const std::string at = isa + " round_stochastic, draw " + std::to_string(which);
+    auto& up = ups[which];
+    up.resize(quarter.size());
+    kern.round_stochastic(quarter.data(), 4001, 77, 5, which, up.data());
+    double share = 0.0;
+    for (const std::uint16_t bits : up) {
+      check(bits == 0x3F80 || bits == 0x3F81, at + " goes to a neighbour");
+      share += bits == 0x3F81 ? 1.0 / 4001 : 0.0;
+    }
+    check(std::abs(share - 0.25) < 0.03, at + ": share of ups " + std::to_string(share));
+    for (int other = 0; other < which; ++other) {
+      double both = 0.0;
+      for (std::size_t i = 0; i < up.size(); ++i) both += up[i] == 0x3F81 && ups[other][i] == 0x3F81 ? 1.0 / 4001 : 0.0;
+      check(std::abs(both - 0.0625) < 0.02, at + ": share of ups of both draws " + std::to_string(both));
+    }
+    kern.round_stochastic(quarter.data(), 3000, 77, 5 + 1001, which, again.data());
+    check(std::equal(again.begin(), again.begin() + 3000, up.begin() + 1001), at + " depends on the unit alone");
+    kern.round_stochastic(held.data(), 4001, 1, 0, which, again.data());
+    check(std::all_of(again.begin(), again.end(), [](std::uint16_t b) { return b == 0xBFC0; }), at + " keeps what fits");
+    kern.round_stochastic(odd.data() + 8, 3, 3, 0, which, drawn.data());
+    check(drawn[0] == 0x7F80 && drawn[1] == 0xFF80 && (drawn[2] & 0x7FFF) > 0x7F80, at + " keeps infinities and NaNs");
   }
-  check(std::abs(ups - 0.25) < 0.03, isa + " round_stochastic: share of ups " + std::to_string(ups));
-  kern.round_stochastic(quarter.data(), 3000, 77, 5 + 1001, again.data());
-  check(std::equal(again.begin(), again.begin() + 3000, up.begin() + 1001), isa + " round_stochastic depends on the unit alone");
-  kern.round_stochastic(held.data(), 4001, 1, 0, up.data());
-  check(std::all_of(up.begin(), up.end(), [](std::uint16_t b) { return b == 0xBFC0; }), isa + " round_stochastic keeps what fits");
-  kern.round_stochastic(odd.data() + 8, 3, 3, 0, drawn.data());
-  check(drawn[0] == 0x7F80 && drawn[1] == 0xFF80 && (drawn[2] & 0x7FFF) > 0x7F80, isa + " round_stochastic keeps infinities and NaNs");
   for (const std::ptrdiff_t n : {1, 16, 31, 128}) {
     const auto width = static_cast<std::size_t>(n);
     std::vector<std::uint16_t> table(40 * width);
