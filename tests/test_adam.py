@@ -212,6 +212,21 @@ def test_rows_that_wait_to_be_read_make_the_same_steps(kind, optimizer, precisio
             np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
+def test_rows_that_wait_are_moved_before_another_sampler_shares_them():
+    points = make_points(200, FEATURES, LABELS, 6)
+    results = []
+    for may_wait in (False, True):
+        run = Run({"kind": "adam-catch-up"}, "lsh", points)
+        shared = Run({"kind": "adam-catch-up"}, "in-batch", points).sampler
+        own = run.sampler
+        for step in range(1, 20):
+            run.sampler = shared if step % 2 == 0 else own
+            run.step(np.arange(step, step + 4), 0.01, step, may_wait)
+        results.append(run.all())
+    for name, array in results[0].items():
+        np.testing.assert_array_equal(array, results[1][name], err_msg=name)
+
+
 def test_betas_that_would_need_too_many_terms_are_refused():
     with pytest.raises(ValidationError, match="beta1 <= beta2"):
         OptimizerConfig(kind="adam-catch-up", beta1=0.9, beta2=0.95)

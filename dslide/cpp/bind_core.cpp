@@ -248,7 +248,7 @@ void bind_layers(py::module_& m) {
            "Of the points [first, last), by default of all: lse [last - first], dh [last - first, hidden]")
       .def("update", &OutputLayer::update, py::arg("lr"), py::arg("step"), py::arg("may_wait") = false, NoGil(),
            "Until settle() weights and state may be those before, if rows may wait")
-      .def("settle", &OutputLayer::settle, NoGil(), "Brings rows that wait for missed steps up to date")
+      .def("settle", &OutputLayer::settle, NoGil(), "Makes the steps that rows wait for")
       .def_property_readonly("active_rows", &OutputLayer::active_rows)
       .def_property_readonly("active_pairs", &OutputLayer::active_pairs)
       .def("topk", [](const OutputLayer& layer, const Array<float>& h, int k, Array<std::int32_t>& ids, Array<float>& scores, std::optional<Array<double>> lse) {

@@ -140,6 +140,7 @@ void OutputLayer::forward(const Batch& batch, const float* h, Sampler& sampler, 
     points_ = batch.size();
     active_rows_ = active_.row_count;
     active_pairs_ = static_cast<std::int64_t>(active_.shared ? active_.row_count * points_ : active_.pair_points.size());
+    if (active_.shared) update_all_waiting();  // of a batch whose points had rows of their own
     if (active_.shared && state_.optimizer().catches_up())
       pool_.ranges(active_.row_count, 1, [&](std::size_t begin, std::size_t end) {
         for (std::size_t position = begin; position < end; ++position) catch_up_row(active_.row(position));

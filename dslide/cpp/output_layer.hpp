@@ -12,8 +12,8 @@
 #include "buffer.hpp"
 #include "input_layer.hpp"
 #include "optimizer.hpp"
-#include "philox.hpp"
 #include "output_products.hpp"
+#include "philox.hpp"
 #include "pool.hpp"
 #include "samplers.hpp"
 #include "weights.hpp"
@@ -86,7 +86,6 @@ class OutputLayer {
   Rounding rounding() const { return {Philox(config_.seed, Purpose::kOutputRounding).seed(), config_.shard.begin, 0}; }
   std::size_t tile_rows() const;  // rows that are reduced together; depends on the number of active rows alone
   std::pair<std::size_t, std::size_t> own_range(std::size_t begin, std::size_t end) const;
-  // `scratch` holds a row, where weights are in bfloat16 and the optimiser is Adagrad.
   void update_row(std::int32_t row, const float* g, float bias_gradient, const WeightTable::Step& step);
   void update_inactive(const WeightTable::Step& step);
   void catch_up_row(std::int32_t row);
@@ -103,7 +102,7 @@ class OutputLayer {
   class RowWalk;
   void for_parts(const ActiveSet& active, const std::function<void(int, std::size_t, std::size_t)>& body);  // (part, first, last + 1)
   template <class Meet>
-  void walk_part(const ActiveSet& active, int part, std::size_t begin, std::size_t end, float* g, Meet meet);
+  void walk_part(const ActiveSet& active, int part, std::size_t begin, std::size_t end, Meet meet);
   void update_waiting(std::int32_t row, std::size_t position, float* g);
   void update_all_waiting();
   // The row at a position below `end`.

@@ -83,13 +83,14 @@ void OutputLayer::for_parts(const ActiveSet& active, const std::function<void(in
 }
 
 // Calls meet(position) for the part's active rows, each after its update where it waits for one; updates the other rows that
-// wait, too. `g` [hidden] is scratch.
+// wait, too.
 template <class Meet>
-void OutputLayer::walk_part(const ActiveSet& active, int part, std::size_t begin, std::size_t end, float* g, Meet meet) {
+void OutputLayer::walk_part(const ActiveSet& active, int part, std::size_t begin, std::size_t end, Meet meet) {
   const auto border = [&](int p, std::size_t position) {
     if (p == 0) return std::int32_t{0};
     return position < active.row_count ? active.rows[position] : static_cast<std::int32_t>(config_.shard.size());
   };
+  Buffer<float> g(waiting_.step ? static_cast<std::size_t>(config_.hidden) : 0);
   const bool every = waiting_.step.has_value() && state_.optimizer().dense(), catches_up = state_.optimizer().catches_up();
   RowWalk here(active, begin, end, waiting_.step ? &waiting_.active : nullptr, border(part, begin), border(part + 1, end), every);
   RowWalk ahead = here;
@@ -103,12 +104,13 @@ void OutputLayer::walk_part(const ActiveSet& active, int part, std::size_t begin
   for (std::size_t i = 0; i < kAhead; ++i) ask();
   for (; !here.done(); here.next()) {
     ask();
-    if (here.waiting()) update_waiting(here.row(), here.waiting_position(waiting_.active), g);
+    if (here.waiting()) update_waiting(here.row(), here.waiting_position(waiting_.active), g.data());
     else if (every) update_row(here.row(), nullptr, 0.0f, *waiting_.step);
     if (here.active()) meet(here.active_position(active));
   }
 }
 
+// `g` [hidden] is scratch.
 void OutputLayer::update_waiting(std::int32_t row, std::size_t position, float* g) {
   const std::int64_t from = waiting_.active.pair_indptr[position], to = waiting_.active.pair_indptr[position + 1];
   const float* gradient = waiting_.gradients.data();
@@ -134,9 +136,9 @@ void OutputLayer::forward_pairs(const float* h, std::size_t points, float* lse) 
     float* sum = part_sum_.data() + static_cast<std::size_t>(part) * points;
     std::fill_n(max, points, kMinusInf);
     std::fill_n(sum, points, 0.0f);
-    Buffer<float> copy(config_.half ? hidden : 0), g(waiting_.step ? hidden : 0);
+    Buffer<float> copy(config_.half ? hidden : 0);
     std::size_t own = own_range(begin, end).first;
-    walk_part(active_, part, begin, end, g.data(), [&](std::size_t r) {
+    walk_part(active_, part, begin, end, [&](std::size_t r) {
       if (catches_up) catch_up_row(active_.row(r));
       const std::int64_t from = active_.pair_indptr[r], count = active_.pair_indptr[r + 1] - from;
       const std::int32_t* point = active_.pair_points.data() + from;
@@ -207,8 +209,7 @@ void OutputLayer::wait_pairs(const WeightTable::Step& step) {
 void OutputLayer::update_all_waiting() {
   if (!waiting_.step) return;
   for_parts(waiting_.active, [&](int part, std::size_t begin, std::size_t end) {
-    Buffer<float> g(static_cast<std::size_t>(config_.hidden));
-    walk_part(waiting_.active, part, begin, end, g.data(), [](std::size_t) {});
+    walk_part(waiting_.active, part, begin, end, [](std::size_t) {});
   });
   waiting_.step.reset();
 }
