@@ -70,6 +70,7 @@ def test_a_throttle_keeps_a_small_burst() -> None:
     slow, fast = cluster.Throttle.nominal(1e8), cluster.Throttle.nominal(1e9, 1.5)
     assert slow.sent_rate == slow.received_rate == 1e8 and slow.sent_burst == 2048
     assert fast.sent_rate == 1.5e9 and fast.received_rate == 1e9 and fast.sent_burst < fast.received_burst
+    assert cluster.Throttle.nominal(1e9, burst=3072).sent_burst == 3072
     assert cluster.Throttle.nominal(1e6).sent_burst > 1514  # a frame must fit
 
 

@@ -156,10 +156,11 @@ class Throttle(NamedTuple):
     received_burst: int
 
     @classmethod
-    def nominal(cls, rate: float, excess: float = 1.0) -> "Throttle":
-        """The throttle of a link of `rate` bits/s whose sender asks for `excess` times as much."""
+    def nominal(cls, rate: float, excess: float = 1.0, burst: int = 6144) -> "Throttle":
+        """The throttle of a link of `rate` bits/s whose sender asks for `excess` times as much, from a bucket
+        of `burst` bytes at 1 Gbit/s, in proportion to the rate."""
         least = 1600 if rate < 3e7 else 2048  # one frame; on a faster link a little room for late wake-ups
-        sent, received = max(least, int(12288 * rate / 1e9)), max(4096, int(65536 * rate / 1e9))
+        sent, received = max(least, int(burst * rate / 1e9)), max(4096, int(65536 * rate / 1e9))
         return cls(excess * rate, sent, rate, received)
 
 
