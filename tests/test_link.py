@@ -1,8 +1,10 @@
 """The link check: its arithmetic, and that a throttled link is never faster than its rate."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,20 @@ def test_the_summary_names_each_size() -> None:
     line = {"bytes": 38000, "mode": "idle", "ms": 3.1, "ideal_ms": 3.18, "verdict": "ok"}
     report = {"faithful": True, "sizes": [line], "rtt_ms": 0.03, "lost_packets": 0}
     assert link.summary(report).startswith("link faithful: 38000 B idle 3.1 ms (ideal 3.18) ok")
+
+
+@pytest.mark.parametrize("text", ['{"x":', "[]", "7", "[1e9, 1, 1e9, 65536]", "\xff"])
+def test_a_kept_throttle_that_is_damaged_or_of_another_version_is_not_used(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "kept.json"
+    assert link._kept(path, 1e9) is None
+    path.write_bytes(text.encode("latin-1"))
+    assert link._kept(path, 1e9) is None
+    found = cluster.Throttle.nominal(1e9, 1.35, 12288)
+    path.write_text(json.dumps(found))
+    assert link._kept(path, 1e9) == found
+    assert link._kept(path, 2e9) is None
+    os.utime(path, (0, 0))  # too long ago
+    assert link._kept(path, 1e9) is None
 
 
 @pytest.mark.root

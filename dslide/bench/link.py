@@ -173,15 +173,26 @@ def throttle(nodes: int, rate: float, cache: Path | None = None) -> Throttle:
     if cache is not None and rate > SLOW:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
         path = cache / f"{boot}-{rate:.0f}.json"
-        if path.exists() and time.time() - path.stat().st_mtime < _CACHE_SECONDS:
-            kept = Throttle(*json.loads(path.read_text()))
-            if kept in [Throttle.nominal(rate, *tuning) for tuning in _TUNINGS]:  # not of another version
-                cluster.set_rate(nodes, kept)
-                return kept
+        kept = _kept(path, rate)
+        if kept is not None:
+            cluster.set_rate(nodes, kept)
+            return kept
     found = calibrate(nodes, rate)
     if path is not None:
         write_atomic(path, json.dumps(found))
     return found
+
+
+def _kept(path: Path, rate: float) -> Throttle | None:
+    """The finding in a file of the last hours; None without one, or if this version wouldn't have written
+    it."""
+    try:
+        if time.time() - path.stat().st_mtime >= _CACHE_SECONDS:
+            return None
+        fields = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return next((t for tuning in _TUNINGS if list(t := Throttle.nominal(rate, *tuning)) == fields), None)
 
 
 def check(nodes: int, rate: float, message_sizes: list[int]) -> dict[str, Any]:
