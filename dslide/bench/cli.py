@@ -97,6 +97,10 @@ def bench(
     console, rows, changed = Console(stderr=True), list[Row](), parse_sets(sets or [])
     if changed.get("network", {}).get("hidden_layers"):
         raise UserError("--set network.hidden_layers: the bounds are those of one hidden layer; leave it out")
+    if kernel := os.environ.get("OPENBLAS_CORETYPE"):  # numpy is loaded: too late to unset it here
+        console.print(
+            f"OPENBLAS_CORETYPE={kernel} binds numpy's products to that kernel: unset it for a fair rival"
+        )
     for name in names or list(BENCHES):
         console.print(f"bench {name} ...")
         rows += BENCHES[name](

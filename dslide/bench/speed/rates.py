@@ -2,7 +2,7 @@
 
 A training step's bound is computed from these rates (dslide.bench.speed.bounds). Each is the best that we
 know how to get on this machine: all threads, large pages, rows prefetched, the instruction set in use; for
-products the faster of the core's and numpy's.
+products the faster of the core's, with few rows and with many, and numpy's.
 """
 
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ import numpy as np
 
 from dslide import _core
 from dslide.bench.speed.measure import Row, measure
-from dslide.bench.speed.products import openblas_kernel, product_rates
+from dslide.bench.speed.products import FEW, openblas_kernel, ours, product_rates
 from dslide.bench.speed.sizes import Size
 
 BENCH = "kernels"
@@ -82,7 +82,8 @@ def row_rates(size: Size, threads: int, row_bytes: int) -> list[Row]:
 
 
 def topk_rates(size: Size, threads: int) -> list[Row]:
-    """Exact top-5 over a block of labels, beside numpy's product of the same shape and of a square one."""
+    """Exact top-5 over a block of labels, logits of few rows, numpy's product of the first shape and of a
+    square one."""
     from threadpoolctl import threadpool_limits
 
     random = np.random.default_rng(1)
@@ -105,6 +106,11 @@ def topk_rates(size: Size, threads: int) -> list[Row]:
         )
         for core, name in ((layer, ""), (halves, HALF))
     ]
+    few = min(FEW, size.labels)
+    for name, half in (("", False), (HALF, True)):
+        logits = ours(pool, few, size.hidden, batch, half)["logits"]
+        case, amount = f"logits{name}, {batch} x {size.hidden} x {few:,}", 2 * batch * size.hidden * few / 1e9
+        rows.append(measure(BENCH, case, "GFLOP/s", amount, logits, seconds=size.seconds))
     side = 2048 if size.labels > 10_000 else 256
     square = random.standard_normal((side, side)).astype(np.float32)
     weights, out = layer.weights, np.empty((batch, labels), np.float32)
@@ -119,7 +125,7 @@ def topk_rates(size: Size, threads: int) -> list[Row]:
                     BENCH, f"numpy, OpenBLAS {kernel}, {case}", "GFLOP/s", amount, work, seconds=size.seconds
                 )
             )
-    rows[1] = rows[1].with_(rival=2 * rows[2].value, rival_name="twice numpy's float32")
+    rows[1] = rows[1].with_(rival=2 * rows[-2].value, rival_name="twice numpy's float32")
     return rows
 
 
