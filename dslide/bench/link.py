@@ -10,6 +10,7 @@ short messages pass as if there were no throttle. So `calibrate` keeps the sende
 sizes of it and higher rates until messages take their time, while a second bucket caps what is long.
 """
 
+import itertools
 import json
 import statistics
 import subprocess
@@ -33,13 +34,6 @@ _CHECK_SECONDS = 1.0  # a message that would take longer is tested by its first 
 _MODE_SECONDS = 0.3  # time for the repetitions of one message size in one mode
 _CACHE_SECONDS = 6 * 3600
 _PORT = 5001
-# How much the sender's bucket asks for, and its bytes at 1 Gbit/s, the likeliest first. On a fast machine a
-# bucket of 12 KB lets short messages pass before their time; on a slow one wake-ups make a smaller one late.
-_TUNINGS = [
-    (excess, burst)
-    for burst in (6144, 12288, 3072)
-    for excess in (1.25, 1.35, 1.15, 1.5, 1.05, 1.7, 2.0, 2.5)
-]
 _GOOD = 0.5  # part of the tolerance that is good enough to look no further
 DEFAULT_MESSAGE = 64_000  # bytes, for systems that do not name their messages
 
@@ -134,6 +128,17 @@ def tolerance_used(seconds: float, ideal: float) -> float:
     return abs(seconds - ideal) / allowed
 
 
+def _candidates(rate: float) -> list[Throttle]:
+    """The throttles that may fit a link, the likeliest first.
+
+    On a fast machine a bucket of 12 KB lets short messages pass before their time; on a slow one wake-ups
+    make a smaller one late.
+    """
+    bursts, excesses = (6144, 12288, 3072), (1.25, 1.35, 1.15, 1.5, 1.05, 1.7, 2.0, 2.5)
+    tunings = itertools.product(bursts, excesses)  # on slower links bursts are the same
+    return list(dict.fromkeys(Throttle.nominal(rate, excess, burst) for burst, excess in tunings))
+
+
 def calibrate(nodes: int, rate: float, sizes: Sequence[int] = ()) -> Throttle:
     """Finds the throttle that makes a link behave like `rate` bits/s for messages of `sizes` bytes after
     idle.
@@ -150,9 +155,9 @@ def calibrate(nodes: int, rate: float, sizes: Sequence[int] = ()) -> Throttle:
         ("warm", int(rate / 8 * 0.01), 1),
         *(line for line in _plan(list(sizes), rate, 0.1) if line[0] == "idle"),
     ]
-    best = (float("inf"), Throttle.nominal(rate))
-    for excess, burst in _TUNINGS:
-        tried = Throttle.nominal(rate, excess, burst)
+    candidates = _candidates(rate)
+    best = (float("inf"), candidates[0])
+    for tried in candidates:
         cluster.set_rate(nodes, tried)
         [samples] = measure([(0, 1)], plan)
         used = max(tolerance_used(_median(s), ideal_seconds(s.bytes, rate)) for s in samples[1:])
@@ -192,7 +197,7 @@ def _kept(path: Path, rate: float) -> Throttle | None:
         fields = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return next((t for tuning in _TUNINGS if list(t := Throttle.nominal(rate, *tuning)) == fields), None)
+    return next((candidate for candidate in _candidates(rate) if list(candidate) == fields), None)
 
 
 def check(nodes: int, rate: float, message_sizes: list[int]) -> dict[str, Any]:

@@ -81,7 +81,8 @@ def row_rates(size: Size, threads: int, row_bytes: int) -> list[Row]:
     return rows
 
 
-def topk_rates(size: Size, threads: int) -> list[Row]:
+@cache
+def _products(size: Size, threads: int) -> tuple[Row, ...]:
     """Exact top-5 over a block of labels, logits of few rows, numpy's product of the first shape and of a
     square one."""
     from threadpoolctl import threadpool_limits
@@ -126,7 +127,7 @@ def topk_rates(size: Size, threads: int) -> list[Row]:
                 )
             )
     rows[1] = rows[1].with_(rival=2 * rows[-2].value, rival_name="twice numpy's float32")
-    return rows
+    return tuple(rows)
 
 
 @cache
@@ -148,11 +149,6 @@ def measured(size: Size, threads: int, row_bytes: int, half: bool = False) -> tu
         gather=gather,
     )
     return rates, (*rows, *products)
-
-
-@cache
-def _products(size: Size, threads: int) -> tuple[Row, ...]:
-    return tuple(topk_rates(size, threads))
 
 
 def kernels(size: Size, threads: int, **_: Any) -> list[Row]:
