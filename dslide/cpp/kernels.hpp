@@ -77,8 +77,8 @@ struct Kernels {
   // g < groups.
   void (*dropout)(const std::uint32_t key[2], std::uint64_t a, std::uint64_t b, std::ptrdiff_t groups,
                   std::uint32_t threshold, float keep, float* factor);
-  // e[i] = exp(x[i] - shift[ids[i]]) replaces x[i], and sum[ids[i]] += e[i], i ascending.
-  void (*exp_pairs)(float* x, const std::int32_t* ids, std::ptrdiff_t n, const float* shift, float* sum);
+  // out[i] = exp(x[i] - shift[ids[i]]); out may be x.
+  void (*exp_pairs)(const float* x, const std::int32_t* ids, std::ptrdiff_t n, const float* shift, float* out);
   // Of rows side by side, x [dim, nr]: best[b * nr + r] = place of the largest of the 8 coordinates bins[8 b ..] of row r,
   // the first of equals, or -1 if all are -inf, which zeros become first unless `zeros`. Returns whether there is any -1.
   bool (*winners)(float* x, std::ptrdiff_t dim, bool zeros, const std::int32_t* bins, std::ptrdiff_t count,

@@ -181,6 +181,11 @@ class RowState {
     if (misses_weights(row)) prefetch(row);
   }
 
+  // Asks for the number of a row's own step, which prefetch_missed() is about to want.
+  __attribute__((always_inline)) void prefetch_step(std::int64_t row) const {
+    if (optimizer_.catches_up()) __builtin_prefetch(own_step_.data() + row);
+  }
+
   // To be called once, after all rows that have a gradient were updated in the step of this number.
   void finish_step(float step_size, std::uint64_t step) {
     step_ = step;

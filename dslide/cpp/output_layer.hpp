@@ -105,6 +105,7 @@ class OutputLayer {
   void walk_part(const ActiveSet& active, int part, std::size_t begin, std::size_t end, Meet meet);
   void update_waiting(std::int32_t row, std::size_t position, float* g);
   void update_all_waiting();
+  void prefetch_single(std::int32_t row) const;
   // The row at a position below `end`.
   __attribute__((always_inline)) void prefetch_weights(std::size_t position, std::size_t end) const {
     if (position < end) weights_.prefetch(active_.row(position));
@@ -129,6 +130,7 @@ class OutputLayer {
   std::vector<float> own_logits_;  // of active_.own
   Buffer<float> part_max_, part_sum_, scale_, target_, copy_;
   std::vector<std::int64_t> own_pairs_;  // pairs: places of active_.own
+  Buffer<float> own_rows_;               // and its rows' weights
   struct Waiting {  // pairs: a batch whose rows wait for their update
     std::optional<WeightTable::Step> step;  // none: nothing waits
     ActiveSet active;

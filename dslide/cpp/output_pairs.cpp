@@ -5,12 +5,14 @@
 // hidden gradient) is added up in their order: no races, and the same result for any number of threads. A row comes from
 // memory, so the next ones are asked for ahead of time; what is kept by point stays in the cache.
 //
-// A batch's rows come from memory three times: for its logits, its hidden gradient and its update, the first and the last time
-// with their state. So an update may wait for the next batch's logits, and the rows that both batches share then come once for
-// both. Every row makes the same steps in the same order as without, and no bit differs.
+// A batch needs its rows for the logits, the hidden gradient and the update. The hidden gradient is summed up with the logits,
+// before the log-sum-exps are known, as attention is by Dao et al. (2022, FlashAttention, section 3.1), so that a row comes
+// from memory once for both. And an update may wait for the next batch's logits, so that the rows that both batches share come
+// once for all three. Every row makes the same steps in the same order as without waiting, and no bit differs.
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "kernels.hpp"
 #include "output_layer.hpp"
@@ -19,7 +21,9 @@ namespace dslide {
 namespace {
 
 constexpr int kParts = 16;
-constexpr std::size_t kAhead = 4;  // rows that are on their way from memory
+constexpr std::size_t kAhead = 4;   // rows that are on their way from memory
+constexpr std::size_t kGroup = 16;  // rows that are in the nearest caches together
+constexpr std::int32_t kFar = 64;   // rows whose own step and bias are on their way: many to a cache line
 
 // First position of a part: parts cost about the same, a row about as much as kRowCost pairs.
 std::size_t part_begin(const ActiveSet& active, int part) {
@@ -75,6 +79,16 @@ class OutputLayer::RowWalk {
   bool every_;
 };
 
+// Asks for what there is one number of, of a row that may lie behind the last.
+void OutputLayer::prefetch_single(std::int32_t row) const {
+  if (row >= config_.shard.size()) return;
+  state_.prefetch_step(row);
+  if (!config_.bias) return;
+  __builtin_prefetch(bias_.data() + row, 1);
+  bias_state_.prefetch_step(row);
+  bias_state_.prefetch(row);
+}
+
 void OutputLayer::for_parts(const ActiveSet& active, const std::function<void(int, std::size_t, std::size_t)>& body) {
   pool_.run([&](int thread) {
     for (int part = thread; part < kParts; part += pool_.threads())
@@ -96,6 +110,7 @@ void OutputLayer::walk_part(const ActiveSet& active, int part, std::size_t begin
   RowWalk ahead = here;
   const auto ask = [&] {
     if (ahead.done()) return;
+    prefetch_single(ahead.row() + kFar);
     weights_.prefetch(ahead.row());
     if (every || ahead.waiting()) state_.prefetch(ahead.row());
     else if (catches_up) state_.prefetch_missed(ahead.row());
@@ -123,75 +138,111 @@ void OutputLayer::update_waiting(std::int32_t row, std::size_t position, float* 
 
 void OutputLayer::forward_pairs(const float* h, std::size_t points, float* lse) {
   constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
+  constexpr float kSlack = 8.0f;  // exponentials are of logits less a point's first, or one that passed that by so much
   const Kernels& kern = kernels();
   const bool catches_up = state_.optimizer().catches_up();
-  const std::size_t pairs = active_.pair_points.size(), hidden = static_cast<std::size_t>(config_.hidden);
+  const std::size_t pairs = active_.pair_points.size(), hidden = static_cast<std::size_t>(config_.hidden), size = points * hidden;
   logits_.at_least(std::max<std::size_t>(1, pairs));
   part_max_.at_least(kParts * std::max<std::size_t>(1, points));
   part_sum_.at_least(kParts * std::max<std::size_t>(1, points));
+  copy_.at_least(kParts * std::max<std::size_t>(1, size));
   own_logits_.resize(active_.own.size());
   own_pairs_.resize(active_.own.size());
+  own_rows_.at_least(std::max<std::size_t>(1, active_.own.size() * hidden));
   for_parts(active_, [&](int part, std::size_t begin, std::size_t end) {
     float* max = part_max_.data() + static_cast<std::size_t>(part) * points;
     float* sum = part_sum_.data() + static_cast<std::size_t>(part) * points;
+    float* rows = copy_.data() + static_cast<std::size_t>(part) * size;
     std::fill_n(max, points, kMinusInf);
     std::fill_n(sum, points, 0.0f);
-    Buffer<float> copy(config_.half ? hidden : 0);
-    std::size_t own = own_range(begin, end).first;
+    std::fill_n(rows, size, 0.0f);
+    Buffer<float> copies(config_.half ? kGroup * hidden : 0);
+    std::vector<float> exponentials;
+    const float* group[kGroup];  // rows whose logits are there
+    std::size_t grouped = begin, own = own_range(begin, end).first;
+    const auto row_pairs = [&](std::size_t r) { return active_.pair_indptr[r + 1] - active_.pair_indptr[r]; };
+    // Exponentials, their sums, and the rows that these weigh, of positions [grouped, last).
+    const auto finish_group = [&](std::size_t last) {
+      const std::int64_t from = active_.pair_indptr[grouped], count = active_.pair_indptr[last] - from;
+      const std::int32_t* point = active_.pair_points.data() + from;
+      const float* logit = logits_.data() + from;
+      for (std::int64_t i = 0; i < count; ++i) {
+        const auto p = static_cast<std::size_t>(point[i]);
+        if (!(logit[i] > max[p] + kSlack)) continue;
+        const float scale = std::exp(max[p] - logit[i]);  // 0 for a point's first
+        for (std::size_t j = p * hidden; j < (p + 1) * hidden; ++j) rows[j] *= scale;
+        sum[p] *= scale;
+        max[p] = logit[i];
+      }
+      exponentials.resize(std::max(exponentials.size(), static_cast<std::size_t>(count)));
+      float* e = exponentials.data();
+      kern.exp_pairs(logit, point, count, max, e);
+      for (std::int64_t i = 0; i < count; ++i) sum[point[i]] += e[i];
+      for (std::size_t r = grouped; r < last; ++r) {
+        const std::int64_t first = active_.pair_indptr[r] - from;
+        kern.scatter_add(group[r - grouped], rows, config_.hidden, point + first, e + first, row_pairs(r), config_.hidden);
+      }
+      grouped = last;
+    };
     walk_part(active_, part, begin, end, [&](std::size_t r) {
       if (catches_up) catch_up_row(active_.row(r));
-      const std::int64_t from = active_.pair_indptr[r], count = active_.pair_indptr[r + 1] - from;
+      const std::int64_t from = active_.pair_indptr[r], count = row_pairs(r);
       const std::int32_t* point = active_.pair_points.data() + from;
+      const float* w = weights_.as_floats(active_.row(r), copies.data() + (config_.half ? (r - grouped) * hidden : 0));
+      group[r - grouped] = w;
       float* logit = logits_.data() + from;
-      kern.dots(weights_.as_floats(active_.row(r), copy.data()), h, config_.hidden, point, count, logit, config_.hidden);
-      const float bias = config_.bias ? bias_[static_cast<std::size_t>(active_.row(r))] : 0.0f;
-      for (std::int64_t i = 0; i < count; ++i) {
-        logit[i] += bias;
-        max[point[i]] = std::max(max[point[i]], logit[i]);
-      }
+      kern.dots(w, h, config_.hidden, point, count, logit, config_.hidden);
+      if (config_.bias)
+        for (std::int64_t i = 0; i < count; ++i) logit[i] += bias_[static_cast<std::size_t>(active_.row(r))];
       for (; own < active_.own.size() && static_cast<std::size_t>(active_.own[own].position) == r; ++own) {
         const std::int64_t i = std::lower_bound(point, point + count, active_.own[own].point) - point;
         own_pairs_[own] = from + i;
         own_logits_[own] = logit[i];
+        std::copy_n(w, hidden, own_rows_.data() + own * hidden);
       }
+      if (r + 1 == grouped + kGroup) finish_group(r + 1);
     });
-    const std::int64_t from = active_.pair_indptr[begin];
-    kern.exp_pairs(logits_.data() + from, active_.pair_points.data() + from, active_.pair_indptr[end] - from, max, sum);
+    finish_group(end);
   });
   waiting_.step.reset();
   const auto ld = static_cast<std::ptrdiff_t>(points);
   kern.combine_log_sum(part_max_.data(), part_sum_.data(), kParts, ld, ld, lse);
 }
 
+// The softmax's share of the hidden gradient has been summed up already, but for a factor of each part and point.
 double OutputLayer::backward_pairs(const float* lse, std::size_t points, float* dh) {
   const Kernels& kern = kernels();
-  const std::size_t hidden = static_cast<std::size_t>(config_.hidden), size = points * hidden;
-  copy_.at_least(kParts * std::max<std::size_t>(1, size));
+  const std::size_t hidden = static_cast<std::size_t>(config_.hidden);
   double losses[kParts] = {};
+  std::vector<float> shift(points);  // exp(logit - shift) is a pair's gradient
+  for (std::size_t p = 0; p < points; ++p) shift[p] = lse[p] - std::log(scale_[p]);
   for_parts(active_, [&](int part, std::size_t begin, std::size_t end) {
-    // exp(logit - max) becomes the softmax's share of the gradient.
-    float* factor = part_max_.data() + static_cast<std::size_t>(part) * points;
-    for (std::size_t p = 0; p < points; ++p)
-      factor[p] = std::isinf(factor[p]) ? 0.0f : scale_[p] * std::exp(factor[p] - lse[p]);
-    float* sum = copy_.data() + static_cast<std::size_t>(part) * size;
-    std::fill_n(sum, size, 0.0f);
-    Buffer<float> copy(config_.half ? hidden : 0);
-    std::size_t own = own_range(begin, end).first;
-    for (std::size_t r = begin; r < end; ++r) {
-      prefetch_weights(r + kAhead, end);
-      const std::int64_t from = active_.pair_indptr[r], count = active_.pair_indptr[r + 1] - from;
-      const std::int32_t* point = active_.pair_points.data() + from;
-      float* gradient = logits_.data() + from;
-      for (std::int64_t i = 0; i < count; ++i) gradient[i] *= factor[point[i]];
-      for (; own < active_.own.size() && static_cast<std::size_t>(active_.own[own].position) == r; ++own) {
-        const auto p = static_cast<std::size_t>(active_.own[own].point);
-        logits_[static_cast<std::size_t>(own_pairs_[own])] -= target_[p];
-        losses[part] += static_cast<double>(target_[p]) * static_cast<double>(lse[p] - own_logits_[own]);
-      }
-      kern.scatter_add(weights_.as_floats(active_.row(r), copy.data()), sum, config_.hidden, point, gradient, count, config_.hidden);
+    const std::int64_t from = active_.pair_indptr[begin], count = active_.pair_indptr[end] - from;
+    kern.exp_pairs(logits_.data() + from, active_.pair_points.data() + from, count, shift.data(), logits_.data() + from);
+    const auto [own, own_end] = own_range(begin, end);
+    for (std::size_t i = own; i < own_end; ++i) {
+      const auto p = static_cast<std::size_t>(active_.own[i].point);
+      logits_[static_cast<std::size_t>(own_pairs_[i])] -= target_[p];
+      losses[part] += static_cast<double>(target_[p]) * static_cast<double>(lse[p] - own_logits_[i]);
     }
   });
-  sum_parts(pool_, copy_.data(), kParts, points, hidden, hidden, dh);
+  pool_.ranges(points, 1, [&](std::size_t begin, std::size_t end) {
+    std::int32_t parts[kParts];
+    float factor[kParts];
+    std::iota(parts, parts + kParts, 0);
+    for (std::size_t p = begin; p < end; ++p) {
+      for (std::size_t part = 0; part < kParts; ++part) {
+        const float max = part_max_[part * points + p];
+        factor[part] = std::isinf(max) ? 0.0f : std::exp(max - shift[p]);  // no active rows in that part
+      }
+      kern.weighted_sum(copy_.data() + p * hidden, static_cast<std::ptrdiff_t>(points * hidden), parts, factor, kParts, nullptr,
+                        dh + p * hidden, config_.hidden);
+    }
+    for (std::size_t i = 0; i < active_.own.size(); ++i) {
+      const auto p = static_cast<std::size_t>(active_.own[i].point);
+      if (p >= begin && p < end) kern.axpy(-target_[p], own_rows_.data() + i * hidden, dh + p * hidden, config_.hidden);
+    }
+  });
   double loss = 0.0;
   for (const double part : losses) loss += part;
   return loss;
