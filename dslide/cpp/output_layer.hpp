@@ -105,7 +105,15 @@ class OutputLayer {
   void walk_part(const ActiveSet& active, int part, std::size_t begin, std::size_t end, Meet meet);
   void update_waiting(std::int32_t row, std::size_t position, float* g);
   void update_all_waiting();
-  void prefetch_single(std::int32_t row) const;
+  // What there is one number of, of a row that may lie behind the last.
+  __attribute__((always_inline)) void prefetch_single(std::int32_t row) const {
+    if (row >= config_.shard.size()) return;
+    state_.prefetch_step(row);
+    if (!config_.bias) return;
+    __builtin_prefetch(bias_.data() + row, 1);
+    bias_state_.prefetch_step(row);
+    bias_state_.prefetch(row);
+  }
   // The row at a position below `end`.
   __attribute__((always_inline)) void prefetch_weights(std::size_t position, std::size_t end) const {
     if (position < end) weights_.prefetch(active_.row(position));

@@ -79,16 +79,6 @@ class OutputLayer::RowWalk {
   bool every_;
 };
 
-// Asks for what there is one number of, of a row that may lie behind the last.
-void OutputLayer::prefetch_single(std::int32_t row) const {
-  if (row >= config_.shard.size()) return;
-  state_.prefetch_step(row);
-  if (!config_.bias) return;
-  __builtin_prefetch(bias_.data() + row, 1);
-  bias_state_.prefetch_step(row);
-  bias_state_.prefetch(row);
-}
-
 void OutputLayer::for_parts(const ActiveSet& active, const std::function<void(int, std::size_t, std::size_t)>& body) {
   pool_.run([&](int thread) {
     for (int part = thread; part < kParts; part += pool_.threads())
