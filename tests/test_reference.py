@@ -35,26 +35,26 @@ def setting(**network):
 class Case:
     """A core network on one batch, and the reference with the same weights."""
 
-    def __init__(self, config, kind="in-batch", threads=2):
+    def __init__(self, config, kind="in-batch", threads=2, labels=LABELS):
         self.config = config.model_copy(update={"sampler": config.sampler.model_copy(update={"kind": kind})})
-        self.points = make_points(POINTS, FEATURES, LABELS, 5)
-        shape = Shape.of(FEATURES, HIDDEN, LABELS, 1)
+        self.points = make_points(POINTS, FEATURES, labels, 5)
+        shape = Shape.of(FEATURES, HIDDEN, labels, 1)
         self.pool = _core.Pool(threads)
         self.network = Network(self.config, shape, LocalComm().rank, self.pool, training=True)
-        self.batch = _core.Batch(self.pool, *core_csr(self.points, FEATURES, LABELS))
+        self.batch = _core.Batch(self.pool, *core_csr(self.points, FEATURES, labels))
         self.rows = np.random.default_rng(3).permutation(POINTS)
         self.batch.select(self.rows.astype(np.int64), 0)
-        counts = label_counts(self.points.y_indices, LABELS)
+        counts = label_counts(self.points.y_indices, labels)
         self.sampler = make_sampler(
-            self.config.sampler, self.network.output, (LABELS, 0, LABELS), counts, POINTS, POINTS, 0
+            self.config.sampler, self.network.output, (labels, 0, labels), counts, POINTS, POINTS, 0
         )
         self.x = np.asarray(self.points.x.todense(), np.float64)[self.rows]
         self.y = np.asarray(self.points.y.todense(), np.float64)[self.rows]
-        present = self.y.any(axis=0) if kind == "in-batch" else np.ones(LABELS, bool)
-        self.active = np.broadcast_to(present, (POINTS, LABELS))
-        log_q = np.zeros(LABELS)
+        present = self.y.any(axis=0) if kind == "in-batch" else np.ones(labels, bool)
+        self.active = np.broadcast_to(present, (POINTS, labels))
+        log_q = np.zeros(labels)
         if kind == "in-batch" and self.config.sampler.log_q:
-            log_q[present] = in_batch_log_q(counts[present].astype(float), POINTS, POINTS, 0, LABELS)
+            log_q[present] = in_batch_log_q(counts[present].astype(float), POINTS, POINTS, 0, labels)
         net, weights = self.config.network, self.weights()
         self.reference = Reference(
             **{key: weights[key].astype(np.float64) for key in "WbUc"},
@@ -71,7 +71,7 @@ class Case:
             "W": network.weights()["input.weights"].astype(np.float32),
             "b": network.input.bias.copy() if bias else np.zeros(HIDDEN, np.float32),
             "U": network.weights()["output.weights"].astype(np.float32),
-            "c": network.output.bias.copy() if bias else np.zeros(LABELS, np.float32),
+            "c": network.output.bias.copy() if bias else np.zeros(len(network.output.weights), np.float32),
         }
 
     def step(self, lr, step=1):
@@ -165,17 +165,17 @@ def test_core_steps_equal_the_reference(kind, network, point_weight, optimizer, 
         np.testing.assert_allclose(weights[name], getattr(reference, name), rtol=2e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("spread", [0.7, 20.0])
-def test_lsh_that_retrieves_everything_is_the_full_softmax(spread):
+@pytest.mark.parametrize(("labels", "spread"), [(LABELS, 0.7), (2_000, 20.0)])
+def test_lsh_that_retrieves_everything_is_the_full_softmax(labels, spread):
     """Topped up to all labels, hash tables change nothing; nor do logits of which a later row's is by far the
     larger, so that what was summed up before has to be scaled down."""
     config = setting(activation="relu", output_init_std=spread)
-    lsh = config.sampler.lsh.model_copy(update={"min_active": LABELS, "top_up": LABELS, "K": 3, "L": 4})
+    lsh = config.sampler.lsh.model_copy(update={"min_active": labels, "top_up": labels, "K": 3, "L": 4})
     config = config.model_copy(update={"sampler": config.sampler.model_copy(update={"lsh": lsh})})
-    full, hashed = Case(config, "full"), Case(config, "lsh")
+    full, hashed = (Case(config, kind, labels=labels) for kind in ("full", "lsh"))
     hashed.sampler.refresh(0)
     assert hashed.step(0.05) == pytest.approx(full.step(0.05), rel=1e-5)
-    assert hashed.network.output.active_pairs == POINTS * LABELS
+    assert hashed.network.output.active_pairs == POINTS * labels
     for name in "WU":
         np.testing.assert_allclose(hashed.weights()[name], full.weights()[name], rtol=1e-3, atol=1e-5 * spread)
 
