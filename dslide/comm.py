@@ -220,8 +220,8 @@ class _Part:
 
 
 def aligned_rows(count: int, width: int) -> Floats:
-    """Zeros [count, width] that begin where a cache line does: numpy's may lie anywhere, and vectors across two
-    lines take twice as long to read."""
+    """Zeros [count, width] that begin where a cache line does: numpy's may lie anywhere, and vectors across
+    two lines take twice as long to read."""
     line, size = 64, 4 * count * width
     memory = np.zeros(size + line, np.uint8)
     begin = -memory.ctypes.data % line

@@ -176,8 +176,8 @@ def test_lsh_that_retrieves_everything_is_the_full_softmax(labels, spread):
     hashed.sampler.refresh(0)
     assert hashed.step(0.05) == pytest.approx(full.step(0.05), rel=1e-5)
     assert hashed.network.output.active_pairs == POINTS * labels
-    for name in "WU":
-        np.testing.assert_allclose(hashed.weights()[name], full.weights()[name], rtol=1e-3, atol=1e-5 * spread)
+    for name, weights in full.weights().items():
+        np.testing.assert_allclose(hashed.weights()[name], weights, rtol=1e-3, atol=1e-5 * spread)
 
 
 def test_dropout_drops_its_share_and_keeps_the_mean():
