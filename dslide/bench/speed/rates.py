@@ -96,38 +96,35 @@ def _products(size: Size, threads: int) -> tuple[Row, ...]:
     ids, scores = np.empty((batch, 5), np.int32), np.empty((batch, 5), np.float32)
     flops = 2 * batch * size.hidden * labels / 1e9
     shape = f"{batch} x {size.hidden} x {labels:,}"
-    rows = [
-        measure(
-            BENCH,
+    timed = partial(measure, BENCH, unit="GFLOP/s", seconds=size.seconds)
+    top, top_half = (
+        timed(
             f"product with top-5{name}, {shape}",
-            "GFLOP/s",
-            flops,
-            partial(core.topk, queries, 5, ids, scores),
-            seconds=size.seconds,
+            amount=flops,
+            work=partial(core.topk, queries, 5, ids, scores),
         )
         for core, name in ((layer, ""), (halves, HALF))
-    ]
+    )
     few = min(FEW, size.labels)
-    for name, half in (("", False), (HALF, True)):
-        logits = ours(pool, few, size.hidden, batch, half)["logits"]
-        case, amount = f"logits{name}, {batch} x {size.hidden} x {few:,}", 2 * batch * size.hidden * few / 1e9
-        rows.append(measure(BENCH, case, "GFLOP/s", amount, logits, seconds=size.seconds))
+    logits = [
+        timed(
+            f"logits{name}, {batch} x {size.hidden} x {few:,}",
+            amount=2 * batch * size.hidden * few / 1e9,
+            work=ours(pool, few, size.hidden, batch, half)["logits"],
+        )
+        for name, half in (("", False), (HALF, True))
+    ]
     side = 2048 if size.labels > 10_000 else 256
     square = random.standard_normal((side, side)).astype(np.float32)
     weights, out = layer.weights, np.empty((batch, labels), np.float32)
     with threadpool_limits(limits=threads, user_api="blas"):
-        kernel = openblas_kernel()
-        for case, amount, work in (
-            (shape, flops, lambda: np.matmul(queries, weights.T, out=out)),
-            (f"{side} x {side} x {side}", 2 * side**3 / 1e9, lambda: square @ square),
-        ):
-            rows.append(
-                measure(
-                    BENCH, f"numpy, OpenBLAS {kernel}, {case}", "GFLOP/s", amount, work, seconds=size.seconds
-                )
-            )
-    rows[1] = rows[1].with_(rival=2 * rows[-2].value, rival_name="twice numpy's float32")
-    return tuple(rows)
+        numpys = f"numpy, OpenBLAS {openblas_kernel()},"
+        same = timed(f"{numpys} {shape}", amount=flops, work=lambda: np.matmul(queries, weights.T, out=out))
+        large = timed(
+            f"{numpys} {side} x {side} x {side}", amount=2 * side**3 / 1e9, work=lambda: square @ square
+        )
+    top_half = top_half.with_(rival=2 * same.value, rival_name="twice numpy's float32")
+    return top, top_half, *logits, same, large
 
 
 @cache
