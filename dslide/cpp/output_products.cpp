@@ -16,8 +16,7 @@ float as_float(std::uint16_t half) {
   return x;
 }
 
-}  // namespace
-
+// out [rows, width] = the sum of `parts` matrices [rows, ld], one behind the other at `sums`, in their order.
 void sum_parts(Pool& pool, const float* sums, std::size_t parts, std::size_t rows, std::size_t width, std::size_t ld,
                float* out) {
   pool.ranges(rows, 1, [&](std::size_t begin, std::size_t end) {
@@ -28,6 +27,8 @@ void sum_parts(Pool& pool, const float* sums, std::size_t parts, std::size_t row
     }
   });
 }
+
+}  // namespace
 
 void OutputProducts::pack_queries(Pool& pool, const float* h, std::size_t points, std::size_t first, std::size_t last) {
   points_ = static_cast<std::ptrdiff_t>(points);

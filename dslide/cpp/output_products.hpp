@@ -14,10 +14,6 @@
 
 namespace dslide {
 
-// out [rows, width] = the sum of `parts` matrices [rows, ld], one behind the other at `sums`, in their order.
-void sum_parts(Pool& pool, const float* sums, std::size_t parts, std::size_t rows, std::size_t width, std::size_t ld,
-               float* out);
-
 // With weights in bfloat16 the activations and the logits' gradients are rounded to bfloat16 as well, to the nearest, and
 // the sums are float32. What takes a pool is done by all threads; the other products are made a tile at a time by many
 // threads at once, `thread` being the caller's.
