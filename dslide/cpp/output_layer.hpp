@@ -134,9 +134,11 @@ class OutputLayer {
   const float* h_ = nullptr;   // of the last forward: must live until update
   std::size_t points_ = 0, forwarded_ = 0;  // of the batch, and so far
   std::ptrdiff_t ld_ = 0;      // row stride of the shared logits
-  Buffer<float> logits_;       // shared: [active rows, ld_], as exponentials after forward; pairs: [pairs], too
+  // Shared: [active rows, ld_], as exponentials after forward. Pairs: [pairs], as gradients after backward.
+  Buffer<float> logits_;
   std::vector<float> own_logits_;  // of active_.own
-  Buffer<float> part_max_, part_sum_, scale_, target_, copy_;
+  Buffer<float> part_max_, part_sum_, scale_, target_;
+  Buffer<float> part_rows_;        // pairs: of each part of the rows, rows weighted by exponentials [points, hidden]
   std::vector<std::int64_t> own_pairs_;  // pairs: places of active_.own
   Buffer<float> own_rows_;               // and its rows' weights
   struct Waiting {  // pairs: a batch whose rows wait for their update

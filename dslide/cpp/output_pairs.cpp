@@ -135,14 +135,14 @@ void OutputLayer::forward_pairs(const float* h, std::size_t points, float* lse) 
   logits_.at_least(std::max<std::size_t>(1, pairs));
   part_max_.at_least(kParts * std::max<std::size_t>(1, points));
   part_sum_.at_least(kParts * std::max<std::size_t>(1, points));
-  copy_.at_least(kParts * std::max<std::size_t>(1, size));
+  part_rows_.at_least(kParts * std::max<std::size_t>(1, size));
   own_logits_.resize(active_.own.size());
   own_pairs_.resize(active_.own.size());
   own_rows_.at_least(std::max<std::size_t>(1, active_.own.size() * hidden));
   for_parts(active_, [&](int part, std::size_t begin, std::size_t end) {
     float* max = part_max_.data() + static_cast<std::size_t>(part) * points;
     float* sum = part_sum_.data() + static_cast<std::size_t>(part) * points;
-    float* rows = copy_.data() + static_cast<std::size_t>(part) * size;
+    float* rows = part_rows_.data() + static_cast<std::size_t>(part) * size;
     std::fill_n(max, points, kMinusInf);
     std::fill_n(sum, points, 0.0f);
     std::fill_n(rows, size, 0.0f);
@@ -225,8 +225,8 @@ double OutputLayer::backward_pairs(const float* lse, std::size_t points, float* 
         const float max = part_max_[part * points + p];
         factor[part] = std::isinf(max) ? 0.0f : std::exp(max - shift[p]);  // no active rows in that part
       }
-      kern.weighted_sum(copy_.data() + p * hidden, static_cast<std::ptrdiff_t>(points * hidden), parts, factor, kParts, nullptr,
-                        dh + p * hidden, config_.hidden);
+      kern.weighted_sum(part_rows_.data() + p * hidden, static_cast<std::ptrdiff_t>(points * hidden), parts, factor, kParts,
+                        nullptr, dh + p * hidden, config_.hidden);
     }
     for (std::size_t i = 0; i < active_.own.size(); ++i) {
       const auto p = static_cast<std::size_t>(active_.own[i].point);
