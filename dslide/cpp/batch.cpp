@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -19,7 +20,12 @@ void Csr::check(std::int64_t nnz, const char* name) const {
 }
 
 Batch::Batch(Pool& pool, const Csr& x, const Csr& y)
-    : pool_(pool), threads_(static_cast<std::uint32_t>(pool.threads())), x_(x), y_(y), features_(threads_) {
+    : pool_(pool),
+      threads_(static_cast<std::uint32_t>(pool.threads())),
+      splits_(threads_ / std::gcd(threads_, std::uint32_t{kShares})),
+      x_(x),
+      y_(y),
+      features_(threads_) {
   if (x.rows != y.rows) throw std::invalid_argument("x and y have different numbers of rows");
   slot_.reset(static_cast<std::size_t>(x.columns));
 }
@@ -53,60 +59,93 @@ std::pair<const Batch::Own*, const Batch::Own*> Batch::own(std::int64_t begin, s
   return {std::lower_bound(first, last, begin, below), std::lower_bound(first, last, end, below)};
 }
 
-void Batch::index_features(int thread) {
-  constexpr std::int64_t kLine = 16;     // values in a cache line
-  constexpr std::size_t kPoints = 4;     // points whose entries are on their way
-  constexpr std::size_t kAhead = 16;     // entries whose slots are on their way
-  const auto own = static_cast<std::uint32_t>(thread);
-  std::int32_t* slots = slot_.data();
-  Features& part = features_[own];
-
-  // This thread's entries, without branches on what they are.
-  std::size_t count = 0;
-  part.entries_.resize(static_cast<std::size_t>(entries_) + 1);
-  Features::Entry* entries = part.entries_.data();
-  for (std::size_t p = 0; p < rows_.size(); ++p) {
-    const std::int64_t end = x_.indptr[rows_[p] + 1];
-    if (p + kPoints < rows_.size()) {
-      const std::int64_t ahead = rows_[p + kPoints];
-      for (std::int64_t i = x_.indptr[ahead]; i < x_.indptr[ahead + 1]; i += kLine) {
-        __builtin_prefetch(x_.indices + i);
-        __builtin_prefetch(x_.values + i);
+template <class RowOf, class Keep>
+void Batch::Features::Rows::take(std::size_t points, std::int32_t most, RowOf row, Keep keep) {
+  constexpr std::ptrdiff_t kLine = 16;  // values in a cache line
+  constexpr std::size_t kPoints = 4;    // points whose entries are on their way
+  indptr.resize(points + 1);
+  std::int32_t* to_ids = ids.at_least(static_cast<std::size_t>(most) + 1);
+  float* to_values = values.at_least(static_cast<std::size_t>(most) + 1);
+  std::int32_t count = 0;
+  for (std::size_t p = 0; p < points; ++p) {
+    if (p + kPoints < points) {
+      const Row ahead = row(p + kPoints);
+      for (std::ptrdiff_t i = 0; i < ahead.count; i += kLine) {
+        __builtin_prefetch(ahead.ids + i);
+        __builtin_prefetch(ahead.values + i);
       }
     }
-    for (std::int64_t i = x_.indptr[rows_[p]]; i < end; ++i) {
-      const std::int32_t feature = x_.indices[i];
-      entries[count] = {feature, static_cast<std::int32_t>(p), x_.values[i], 0};
-      count += thread_of(feature) == own ? 1 : 0;
+    indptr[p] = count;
+    const Row from = row(p);
+    for (std::ptrdiff_t i = 0; i < from.count; ++i) {  // without a branch on whether it is kept
+      to_ids[count] = from.ids[i];
+      to_values[count] = from.values[i];
+      count += keep(from.ids[i]) ? 1 : 0;
     }
   }
+  indptr[points] = count;
+}
+
+void Batch::index_features(int thread) {
+  constexpr std::int32_t kAhead = 48;  // entries whose slots are on their way
+  const std::size_t points = rows_.size();
+  const Units units = units_of(thread);
+  Features& part = features_[static_cast<std::size_t>(thread)];
+
+  const Features::Rows* own[kShares] = {nullptr, nullptr};
+  std::int32_t count = 0;
+  for_shares(thread, 0, 0, [&](std::uint32_t share, std::size_t, std::size_t) {
+    Features::Rows& all = part.shares_[share];
+    const auto row = [this](std::size_t p) -> Features::Row {
+      const std::int64_t from = x_.indptr[rows_[p]], to = x_.indptr[rows_[p] + 1];
+      return {x_.indices + from, x_.values + from, to - from};
+    };
+    if (own[share] != nullptr) return;
+    all.take(points, entries_, row, [share](std::int32_t feature) { return share_of(feature) == share; });
+    if (splits_ > 1)
+      part.parts_[share].take(points, all.count(), [&](std::size_t p) { return all.row(p); },
+                              [&](std::int32_t feature) { return units.has(feature); });
+    own[share] = splits_ > 1 ? &part.parts_[share] : &all;
+    count += own[share]->count();
+  });
 
   // A slot for each feature, and how many entries it has.
-  part.ids.resize(count + 1);
-  part.indptr.assign(count + 2, 0);
+  const auto entries = static_cast<std::size_t>(count);
+  part.ids.resize(entries + 1);
+  part.indptr.assign(entries + 2, 0);
+  part.points.resize(entries);
+  part.values.resize(entries);
+  std::int32_t *slots = slot_.data(), *slot_of = part.slots_.at_least(entries);
   const std::int32_t first = first_slot_;
   std::int32_t found = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) __builtin_prefetch(&slots[entries[i + kAhead].feature], 1);
-    std::int32_t& at = slots[entries[i].feature];
-    const std::int32_t known = at - first, fresh = known < 0 ? 1 : 0;
-    const std::int32_t slot = (found & -fresh) | (known & (fresh - 1));  // no branch: it would go wrong half the time
-    at = first + slot;
-    part.ids[static_cast<std::size_t>(found)] = entries[i].feature;
-    found += fresh;
-    entries[i].slot = slot;
-    ++part.indptr[static_cast<std::size_t>(slot) + 2];
+  for (const Features::Rows* rows : own) {
+    if (rows == nullptr) continue;
+    const std::int32_t *ids = rows->ids.data(), n = rows->count();
+    for (std::int32_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) __builtin_prefetch(&slots[ids[i + kAhead]], 1);
+      std::int32_t& at = slots[ids[i]];
+      const std::int32_t known = at - first, fresh = known < 0 ? 1 : 0;
+      const std::int32_t slot = (found & -fresh) | (known & (fresh - 1));  // no branch: it would go wrong half the time
+      at = first + slot;
+      part.ids[static_cast<std::size_t>(found)] = ids[i];
+      found += fresh;
+      *slot_of++ = slot;
+      ++part.indptr[static_cast<std::size_t>(slot) + 2];
+    }
   }
   part.ids.resize(static_cast<std::size_t>(found));
   part.indptr.resize(static_cast<std::size_t>(found) + 2);
   for (std::size_t s = 2; s < part.indptr.size(); ++s) part.indptr[s] += part.indptr[s - 1];
-  part.points.resize(count);
-  part.values.resize(count);
-  for (std::size_t i = 0; i < count; ++i) {  // indptr[slot + 1] runs from the slot's begin to its end
-    const auto at = static_cast<std::size_t>(part.indptr[static_cast<std::size_t>(entries[i].slot) + 1]++);
-    part.points[at] = entries[i].point;
-    part.values[at] = entries[i].value;
-  }
+  slot_of = part.slots_.data();
+  for (const Features::Rows* rows : own)
+    for (std::size_t p = 0; rows != nullptr && p < points; ++p) {
+      const Features::Row row = rows->row(p);
+      for (std::ptrdiff_t i = 0; i < row.count; ++i) {  // indptr[slot + 1] runs from the slot's begin to its end
+        const auto at = static_cast<std::size_t>(part.indptr[static_cast<std::size_t>(*slot_of++) + 1]++);
+        part.points[at] = static_cast<std::int32_t>(p);
+        part.values[at] = row.values[i];
+      }
+    }
   part.indptr.pop_back();
 }
 

@@ -39,26 +39,70 @@ class Batch {
     return y_.indptr[rows_[point] + 1] - y_.indptr[rows_[point]];
   }
 
-  // The features of the batch, dealt out to the pool's threads in runs of kRun, so that each thread builds and uses its
-  // own index, never waits for another's, and shares no cache line of what it writes by feature.
-  static constexpr std::int32_t kRun = 64;
-  std::uint32_t thread_of(std::int32_t feature) const {
-    const std::uint32_t mixed = static_cast<std::uint32_t>(feature / kRun) * 0x9E3779B9u;  // frequent ones lie together
-    return static_cast<std::uint32_t>(std::uint64_t{mixed} * threads_ >> 32);
+  // The features of all batches are cut into two shares, whatever the number of threads, and these into the threads' own
+  // features, in runs of kRun: so a row of the input layer is read and written by the same cores in every pass of every
+  // step, and cores that don't share a cache hardly exchange rows. More threads than shares cut a share.
+  static constexpr int kShares = 2;
+  static constexpr std::int32_t kRun = 64;  // no two threads share a cache line of what they write by feature
+  static std::uint32_t mixed(std::int32_t feature) {
+    return static_cast<std::uint32_t>(feature / kRun) * 0x9E3779B9u;  // frequent ones lie together
   }
-  struct Features {
+  static std::uint32_t share_of(std::int32_t feature) { return mixed(feature) >> 31; }
+  // A thread's features are those whose `unit` of `units` lies in [first, first + count).
+  struct Units {
+    std::uint64_t units;
+    std::uint32_t first, count;
+    bool has(std::int32_t feature) const {
+      return static_cast<std::uint32_t>(mixed(feature) * units >> 32) - first < count;
+    }
+  };
+  Units units_of(int thread) const {
+    const auto units = static_cast<std::uint32_t>(kShares * splits_), count = units / threads_;
+    return {units, static_cast<std::uint32_t>(thread) * count, count};
+  }
+  // Calls body(share, begin, end) for the points [begin, end) of [first, last) whose sums over a share the thread makes.
+  template <class Body>
+  void for_shares(int thread, std::size_t first, std::size_t last, Body body) const {
+    const auto [begin, end] = Pool::part(kShares * splits_, 1, thread, static_cast<int>(threads_));
+    for (std::size_t task = begin; task < end; ++task) {
+      const auto [b, e] = Pool::part(last - first, 1, static_cast<int>(task % splits_), static_cast<int>(splits_));
+      body(static_cast<std::uint32_t>(task / splits_), first + b, first + e);
+    }
+  }
+
+  // A thread's own; nobody waits for another's.
+  class Features {
+   public:
     // Feature ids[s], in order of first appearance, has the points and values at [indptr[s], indptr[s + 1]).
     std::vector<std::int32_t> ids, indptr, points;
     std::vector<float> values;
 
+    // The features of one share that a point has, where the thread makes sums over the share.
+    struct Row {
+      const std::int32_t* ids;
+      const float* values;
+      std::ptrdiff_t count;
+    };
+    Row row(std::size_t share, std::size_t point) const { return shares_[share].row(point); }
+
    private:
     friend class Batch;
-    struct Entry {
-      std::int32_t feature, point;
-      float value;
-      std::int32_t slot;
+    struct Rows {
+      std::vector<std::int32_t> indptr;  // point p's are at [indptr[p], indptr[p + 1])
+      Buffer<std::int32_t> ids;
+      Buffer<float> values;
+
+      Row row(std::size_t p) const {
+        return {ids.data() + indptr[p], values.data() + indptr[p], indptr[p + 1] - indptr[p]};
+      }
+      std::int32_t count() const { return indptr.back(); }
+      // Takes of every row(p) the features that `keep` accepts; there are `most` in all.
+      template <class RowOf, class Keep>
+      void take(std::size_t points, std::int32_t most, RowOf row, Keep keep);
     };
-    std::vector<Entry> entries_;  // a thread's part of the batch, in the order of points
+    Rows shares_[kShares];
+    Rows parts_[kShares];  // the thread's own features of a share, where other threads have some, too
+    Buffer<std::int32_t> slots_;
   };
   const Features& features(int thread) const { return features_[static_cast<std::size_t>(thread)]; }
   // The position of `feature` in its thread's Features, or -1 if no point of the batch has it.
@@ -79,6 +123,7 @@ class Batch {
 
   Pool& pool_;
   std::uint32_t threads_;
+  std::size_t splits_;  // of a share
   Csr x_, y_;
   std::uint64_t step_ = 0;
   std::vector<std::int64_t> rows_;

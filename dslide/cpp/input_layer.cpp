@@ -47,7 +47,6 @@ void InputLayer::forward(const Batch& batch, float* out, bool train, std::size_t
                          std::size_t lane) {
   if (ld_ == 0) return;
   const Kernels& kern = kernels();
-  const Csr& x = batch.x();
   const float keep = 1.0f / (1.0f - config_.dropout);
   // Eight 16-bit draws a call; a unit is dropped where its draw lies below this.
   const auto threshold = static_cast<std::uint32_t>(config_.dropout * 65536.0f + 0.5f);
@@ -60,28 +59,39 @@ void InputLayer::forward(const Batch& batch, float* out, bool train, std::size_t
   }
   Buffer<float>& derivative = derivative_[lane];
   if (train) derivative.at_least(batch.size() * static_cast<std::size_t>(ld_));
+  float* second = second_.at_least((last - first) * static_cast<std::size_t>(ld_));
+  pool_.run([&](int thread) {
+    const Batch::Features& mine = batch.features(thread);
+    batch.for_shares(thread, first, last, [&](std::uint32_t share, std::size_t begin, std::size_t end) {
+      const float* bias = config_.bias && share == 0 ? bias_.data() : nullptr;
+      float* sums = share == 0 ? out + static_cast<std::ptrdiff_t>(first) * ld_ : second;
+      for (std::size_t p = begin; p < end; ++p) {
+        if (p + 1 < end) {  // the sum asks for rows as it goes, but for the first ones
+          const Batch::Features::Row next = mine.row(share, p + 1);
+          for (std::ptrdiff_t i = 0; i < std::min<std::ptrdiff_t>(kAhead, next.count); ++i) weights_.prefetch(next.ids[i]);
+        }
+        const Batch::Features::Row x = mine.row(share, p);
+        float* h = sums + static_cast<std::ptrdiff_t>(p - first) * ld_;
+        if (config_.half) kern.weighted_sum_half(weights_.half_row(0), ld_, x.ids, x.values, x.count, bias, h, ld_);
+        else kern.weighted_sum(weights_.row(0), ld_, x.ids, x.values, x.count, bias, h, ld_);
+      }
+    });
+  });
   const std::int64_t group = config_.hidden_begin / 8, groups = (config_.hidden_end + 7) / 8 - group;
   pool_.run([&](int thread) {
     float* factors = scratch_[static_cast<std::size_t>(thread)].data();
     const float* factor = train && threshold > 0 ? factors + (config_.hidden_begin - 8 * group) : nullptr;
-    const float* bias = config_.bias ? bias_.data() : nullptr;
     const auto [begin, end] = Pool::part(last - first, 1, thread, pool_.threads());
     for (std::size_t p = first + begin; p < first + end; ++p) {
-      const std::int64_t row = batch.row(p), from = x.indptr[row], count = x.indptr[row + 1] - from;
-      if (p + 1 < first + end) {  // the sum asks for rows as it goes, but for the first ones
-        const std::int64_t next = x.indptr[batch.row(p + 1)], stop = x.indptr[batch.row(p + 1) + 1];
-        for (std::int64_t i = next; i < std::min(next + kAhead, stop); ++i) weights_.prefetch(x.indices[i]);
-      }
       float* h = out + static_cast<std::ptrdiff_t>(p) * ld_;
-      if (config_.half) kern.weighted_sum_half(weights_.half_row(0), ld_, x.indices + from, x.values + from, count, bias, h, ld_);
-      else kern.weighted_sum(weights_.row(0), ld_, x.indices + from, x.values + from, count, bias, h, ld_);
+      kern.axpy(1.0f, second + static_cast<std::ptrdiff_t>(p - first) * ld_, h, ld_);
       if (!train) {
         for (std::ptrdiff_t i = 0; i < ld_; ++i) h[i] = h[i] > 0.0f ? h[i] : config_.slope * h[i];
         continue;
       }
       if (factor != nullptr)
         kern.dropout(random.key(), batch.step() << 20 | static_cast<std::uint64_t>(group),
-                     static_cast<std::uint64_t>(row), groups, threshold, keep, factors);
+                     static_cast<std::uint64_t>(batch.row(p)), groups, threshold, keep, factors);
       kern.activate(h, factor, config_.slope, derivative.data() + static_cast<std::ptrdiff_t>(p) * ld_, ld_);
     }
   });
@@ -108,9 +118,10 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
     };
     if (state_.optimizer().dense()) {
       if (!ends) return;
+      const Batch::Units units = batch.units_of(thread);
       for (std::int64_t f = 0; f < config_.features; ++f) {
         const auto feature = static_cast<std::int32_t>(f);
-        if (batch.thread_of(feature) != static_cast<std::uint32_t>(thread)) continue;
+        if (!units.has(feature)) continue;
         const std::int32_t slot = batch.feature_slot(feature);
         if (slot >= 0) update_slot(static_cast<std::size_t>(slot));
         else weights_.update(state_, now, f, nullptr);

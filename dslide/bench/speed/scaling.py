@@ -41,6 +41,7 @@ from dslide.trainer import Trainer
 BENCH = "scaling"
 BATCH = 256
 REPEATS = 5
+SAMPLES = 256_000  # a figure's: a second or more
 AXES = ("threads", "ranks", "batch", "hidden")
 RANKS, LINKS = (1, 2, 4, 8), ("100mbit", "1gbit")
 BATCHES, HIDDEN = (64, 128, 256, 512, 1024, 2048, 4096), (64, 128, 256, 512, 1024)
@@ -107,7 +108,7 @@ def _config(sets: dict[str, Any], *, threads: int, batch: int, hidden: int) -> T
 def _step_seconds(config: TrainConfig, dataset: Dataset, comm: LocalComm) -> list[float]:
     """Seconds a step on the slowest rank, means of REPEATS groups of steps; empty on other ranks than 0."""
     recorder = Recorder.of(comm, None)
-    steps = REPEATS if dataset.num_labels < 10_000 else max(2 * REPEATS, 16_000 // config.batch_size)
+    steps = REPEATS if dataset.num_labels < 10_000 else max(2 * REPEATS, SAMPLES // config.batch_size)
     points = len(dataset.train) // config.batch_size * config.batch_size  # whole batches
     dataset = dataclasses.replace(dataset, train=dataset.train.take(np.arange(points)))
     Trainer(config, dataset, comm, recorder).time_steps(TRIAL_STEPS + 3, steps)
