@@ -13,7 +13,7 @@ from dslide.bench import commands
 from dslide.bench.link import ideal_seconds
 from dslide.bench.speed import BENCHES, exchange_steps
 from dslide.bench.speed.bounds import Work
-from dslide.bench.speed.rates import Rates
+from dslide.bench.speed.rates import Rates, to_and_fro
 from dslide.bench.speed.sizes import QUICK, generated
 from dslide.bench.speed.training import ready, settings, work_of
 from dslide.comm import payload_per_point
@@ -113,6 +113,14 @@ def test_a_step_s_work_is_what_the_trainer_touched(index: int) -> None:
     assert work.rows <= QUICK.labels and (work.pairs > 0) == (setting.name == "slide")
     assert work.every_row == (work.rows == QUICK.labels)
     assert work.output_state == (8 * QUICK.hidden if setting.preset == "slide" else 4)
+
+
+def test_the_way_between_two_cores_is_measured_with_two_threads_only() -> None:
+    (row,) = to_and_fro(QUICK, 2)
+    assert 0 < row.low <= row.value <= row.high and row.unit == "ns"
+    assert to_and_fro(QUICK, 1) == []
+    with pytest.raises(ValueError, match="two threads"):
+        _core.pass_to_and_fro(_core.Pool(1), 1)
 
 
 def test_the_row_probe_refuses_ids_outside_of_its_table() -> None:

@@ -72,6 +72,9 @@ void bind_probe(py::module_& m) {
         probe.gather(data, count, group);
       }, py::arg("ids").noconvert(), py::arg("group"));
 
+  m.def("pass_to_and_fro", &pass_to_and_fro, py::arg("pool"), py::arg("count"), py::call_guard<py::gil_scoped_release>(),
+        "A number goes from one thread of the pool to another and back, `count` times.");
+
   py::class_<ProductProbe>(m, "ProductProbe", "The three products of an output layer with all rows, each by itself.")
       .def(py::init<Pool&, std::int64_t, std::int64_t, std::int64_t, bool>(), py::arg("pool"), py::arg("rows"),
            py::arg("hidden"), py::arg("points"), py::kw_only(), py::arg("half") = false, py::keep_alive<1, 2>(),

@@ -1,7 +1,9 @@
 #include "probe.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
+#include <thread>
 
 #include "init.hpp"
 #include "kernels.hpp"
@@ -48,6 +50,25 @@ void RowProbe::gather(const std::int32_t* ids, std::size_t count, std::size_t gr
       for (std::size_t j = i; j < i + size; ++j) check(ids[j]);
       kern.weighted_sum(table_.data(), width_, ids + i, weights.data(), static_cast<std::ptrdiff_t>(size), nullptr,
                         out_[static_cast<std::size_t>(thread)].data(), width_);
+    }
+  });
+}
+
+void pass_to_and_fro(Pool& pool, std::uint32_t count) {
+  if (pool.threads() < 2) throw std::invalid_argument("passing to and fro takes two threads");
+  struct alignas(128) Line {
+    std::atomic<std::uint32_t> number{0};
+    void wait_for(std::uint32_t expected) const {
+      for (int spins = 1; number.load(std::memory_order_acquire) != expected; ++spins)
+        if (spins % 4096 == 0) std::this_thread::yield();  // both may be on one core
+    }
+  };
+  Line to, fro;
+  pool.run([&](int thread) {
+    for (std::uint32_t i = 1; thread < 2 && i <= count; ++i) {
+      if (thread == 0) to.number.store(i, std::memory_order_release);
+      (thread == 0 ? fro : to).wait_for(i);
+      if (thread == 1) fro.number.store(i, std::memory_order_release);
     }
   });
 }

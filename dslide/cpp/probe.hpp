@@ -33,6 +33,10 @@ class RowProbe {
   std::vector<Buffer<float>> out_;  // by thread: nothing that is computed may be left out
 };
 
+// Passes a number from one of the pool's threads to another and back, `count` times: what it costs that two cores write to
+// each other's cache lines. Several times as much where they share no cache.
+void pass_to_and_fro(Pool& pool, std::uint32_t count);
+
 // The three products of an output layer whose points all see all its rows, each by itself: weights [rows, hidden],
 // activations [points, hidden] and the logits' gradient [rows, points], the logits being as good as any. To be called in
 // this order the first time.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <random>
 #include <stdexcept>
+#include <utility>
 
 #include "batch.hpp"
 #include "gemm.hpp"
@@ -13,6 +14,7 @@
 #include "missed_steps.hpp"
 #include "output_layer.hpp"
 #include "philox.hpp"
+#include "probe.hpp"
 #include "reference.hpp"
 #include "samplers.hpp"
 #include "tables.hpp"
@@ -503,7 +505,7 @@ std::unique_ptr<Data> make_data(std::int64_t points, std::int64_t features, std:
 
 // A few steps; returns all weights.
 std::vector<float> train(int threads, const std::string& sampler_name, Optimizer::Kind kind, std::int64_t labels, double* loss) {
-  constexpr std::int64_t kPoints = 83, kFeatures = 50, kHidden = 48;
+  constexpr std::int64_t kPoints = 83, kFeatures = 400, kHidden = 48;  // several runs of features
   const auto data = make_data(kPoints, kFeatures, labels);
   Pool pool(threads);
   InputConfig config;
@@ -600,13 +602,64 @@ void test_training() {
     for (const auto kind : {Optimizer::Kind::kAdagrad, Optimizer::Kind::kAdam, Optimizer::Kind::kAdamCatchUp}) {
       if (kind != Optimizer::Kind::kAdagrad && sampler.find("bfloat16") != std::string::npos) continue;
       for (const std::int64_t labels : {1, 37, 700}) {
-        double loss1 = 0.0, loss3 = 0.0;
+        double loss1 = 0.0, loss = 0.0;
         const auto one = train(1, sampler, kind, labels, &loss1);
-        const auto three = train(3, sampler, kind, labels, &loss3);
-        const std::string name = sampler + " with " + std::to_string(labels) + " labels";
-        check(one == three, name + ": one and three threads differ");
-        check(std::isfinite(loss1) && loss1 == loss3, name + ": loss");
+        for (const int threads : {2, 3, 4}) {
+          const auto many = train(threads, sampler, kind, labels, &loss);
+          const std::string name = sampler + " with " + std::to_string(labels) + " labels, " + std::to_string(threads) + " threads";
+          check(one == many, name + ": not as one thread");
+          check(std::isfinite(loss1) && loss1 == loss, name + ": loss");
+        }
       }
+    }
+  }
+}
+
+// Every feature of the batch belongs to one thread, which has all its points in their order; and both shares of a point are
+// its features, where the threads that make its sums have them.
+void test_batch() {
+  constexpr std::int64_t kPoints = 83, kFeatures = 3000;
+  const auto data = make_data(kPoints, kFeatures, 5);
+  std::vector<std::int64_t> rows(kPoints);
+  for (std::size_t p = 0; p < rows.size(); ++p) rows[p] = static_cast<std::int64_t>(p * 7 % kPoints);
+  for (const int threads : {1, 2, 3, 4, 5, 6}) {
+    Pool pool(threads);
+    Batch batch(pool, data->x, data->y);
+    for (std::uint64_t step = 0; step < 2; ++step) batch.select(rows.data(), rows.size(), step);
+    const std::string name = std::to_string(threads) + " threads: ";
+    std::vector<std::vector<std::pair<std::int32_t, float>>> by_feature(rows.size()), by_share(rows.size());
+    std::vector<int> owners(kFeatures, 0), shares[2] = {std::vector<int>(rows.size(), 0), std::vector<int>(rows.size(), 0)};
+    for (int thread = 0; thread < threads; ++thread) {
+      const Batch::Features& own = batch.features(thread);
+      for (std::size_t s = 0; s < own.ids.size(); ++s) {
+        ++owners[static_cast<std::size_t>(own.ids[s])];
+        check(batch.units_of(thread).has(own.ids[s]), name + "another's feature");
+        check(batch.feature_slot(own.ids[s]) == static_cast<std::int32_t>(s), name + "a feature's slot");
+        for (std::int32_t i = own.indptr[s]; i < own.indptr[s + 1]; ++i) {
+          const auto at = static_cast<std::size_t>(i);
+          check(i == own.indptr[s] || own.points[at] >= own.points[at - 1], name + "a feature's points ascend");
+          by_feature[static_cast<std::size_t>(own.points[at])].emplace_back(own.ids[s], own.values[at]);
+        }
+      }
+      batch.for_shares(thread, 0, rows.size(), [&](std::uint32_t share, std::size_t begin, std::size_t end) {
+        for (std::size_t p = begin; p < end; ++p) {
+          const Batch::Features::Row row = own.row(share, p);
+          ++shares[share][p];
+          for (std::ptrdiff_t i = 0; i < row.count; ++i) {
+            check(Batch::share_of(row.ids[i]) == share, name + "the other share's feature");
+            by_share[p].emplace_back(row.ids[i], row.values[i]);
+          }
+        }
+      });
+    }
+    check(*std::max_element(owners.begin(), owners.end()) == 1, name + "a feature with two owners");
+    for (std::size_t p = 0; p < rows.size(); ++p) {
+      std::vector<std::pair<std::int32_t, float>> expected;
+      for (std::int64_t i = data->x_indptr[static_cast<std::size_t>(rows[p])]; i < data->x_indptr[static_cast<std::size_t>(rows[p]) + 1]; ++i)
+        expected.emplace_back(data->x_indices[static_cast<std::size_t>(i)], data->x_values[static_cast<std::size_t>(i)]);
+      for (auto* found : {&expected, &by_feature[p], &by_share[p]}) std::sort(found->begin(), found->end());
+      check(shares[0][p] == 1 && shares[1][p] == 1, name + "a point's share is summed once");
+      check(by_feature[p] == expected && by_share[p] == expected, name + "a point's features");
     }
   }
 }
@@ -629,6 +682,7 @@ void test_pool() {
     caught = true;
   }
   check(caught, "an exception crosses threads");
+  pass_to_and_fro(pool, 100);
 }
 
 void test_wire() {
@@ -652,6 +706,7 @@ int main() {
   for (const Kernels* kern : supported_kernels()) test_kernels(*kern);
   test_gemm();
   test_pool();
+  test_batch();
   test_wire();
   test_training();
   std::printf("%d checks, %d failed (%s)\n", checks, failures, kernels().name);

@@ -148,6 +148,27 @@ def measured(size: Size, threads: int, row_bytes: int, half: bool = False) -> tu
     return rates, (*rows, *products)
 
 
+def to_and_fro(size: Size, threads: int) -> list[Row]:
+    """Nanoseconds that a cache line takes from one core to another and back; nothing with one thread.
+
+    A virtual machine's host may move its cores between such that share a cache and such that don't, within
+    seconds: figures with several threads change with it.
+    """
+    if threads < 2:
+        return []
+    pool, count = _core.Pool(threads), 100_000
+    trips = measure(
+        BENCH, "", "", count, lambda: _core.pass_to_and_fro(pool, count), repeats=20, seconds=size.seconds
+    )
+    value, low, high = 1e9 / trips.value, 1e9 / trips.high, 1e9 / trips.low
+    case = "a cache line between two cores, to and fro"
+    return [Row(BENCH, case, value, low, high, "ns", trips.repeats)]
+
+
 def kernels(size: Size, threads: int, **_: Any) -> list[Row]:
     """The rates of this machine, for float32 rows of the hidden width, and the output layer's products."""
-    return [*measured(size, threads, 4 * size.hidden)[1], *product_rates(BENCH, size, threads)]
+    return [
+        *measured(size, threads, 4 * size.hidden)[1],
+        *to_and_fro(size, threads),
+        *product_rates(BENCH, size, threads),
+    ]
