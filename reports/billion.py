@@ -70,7 +70,7 @@ def table(race: Race) -> Table:
             }
         )
     notes = [
-        "Timed steps on a synthetic twin of Amazon-670K (config/billion.yaml, config/five-billion.yaml); median "
-        "step, links throttled."
+        "Timed steps on a synthetic twin of Amazon-670K (config/billion.yaml, config/five-billion.yaml); "
+        "median step, links throttled."
     ]
     return Table(pd.DataFrame(data), [("", pd.DataFrame(rows))], notes if rows else [])

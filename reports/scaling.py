@@ -75,11 +75,11 @@ def figure(race: Race) -> Figure:
         )
         if axis == "ranks":
             for link, colour in _LINKS.items():
-                line = [(n, row) for n, marks, row in all_points if marks == ["projected", link]]
+                projected = [(n, row) for n, marks, row in all_points if marks == ["projected", link]]
                 label = "projected, " + (speed(link) if link[0].isdigit() else link)
                 _line(
                     panel,
-                    line,
+                    projected,
                     label,
                     color=colour,
                     marker="s",
@@ -90,18 +90,15 @@ def figure(race: Race) -> Figure:
         if axis == "threads" and measured:
             first = measured[0][1]["value"]
             ideal = [n for n, _ in measured]
-            panel.plot(
-                ideal, [first * n for n in ideal], color=look.GREY, linewidth=0.9, linestyle=(0, (1, 2))
-            )
-            panel.annotate(
-                "as many times one thread",
-                (ideal[-1], first * ideal[-1]),
-                xytext=(-8, 2),
-                textcoords="offset points",
-                ha="right",
-                fontsize=7.5,
+            (line,) = panel.plot(
+                ideal,
+                [first * n for n in ideal],
                 color=look.GREY,
+                linewidth=0.9,
+                linestyle=(0, (1, 2)),
+                label="as many times one thread",
             )
+            panel.legend(handles=[line], loc="lower right", frameon=False)
         _axes(panel, axis, sorted({number for number, _, _ in all_points}))
     return figure
 
