@@ -92,16 +92,17 @@ void Batch::index_features(int thread) {
   const Units units = units_of(thread);
   Features& part = features_[static_cast<std::size_t>(thread)];
 
+  // The points' features of the shares that this thread sums over, and of those its own.
+  const auto row_of = [this](std::size_t p) -> Features::Row {
+    const std::int64_t from = x_.indptr[rows_[p]], to = x_.indptr[rows_[p] + 1];
+    return {x_.indices + from, x_.values + from, to - from};
+  };
   const Features::Rows* own[kShares] = {nullptr, nullptr};
   std::int32_t count = 0;
   for_shares(thread, 0, 0, [&](std::uint32_t share, std::size_t, std::size_t) {
+    if (own[share] != nullptr) return;  // several parts of one share
     Features::Rows& all = part.shares_[share];
-    const auto row = [this](std::size_t p) -> Features::Row {
-      const std::int64_t from = x_.indptr[rows_[p]], to = x_.indptr[rows_[p] + 1];
-      return {x_.indices + from, x_.values + from, to - from};
-    };
-    if (own[share] != nullptr) return;
-    all.take(points, entries_, row, [share](std::int32_t feature) { return share_of(feature) == share; });
+    all.take(points, entries_, row_of, [share](std::int32_t feature) { return share_of(feature) == share; });
     if (splits_ > 1)
       part.parts_[share].take(points, all.count(), [&](std::size_t p) { return all.row(p); },
                               [&](std::int32_t feature) { return units.has(feature); });
