@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+MOST_THREADS = 1024  # of a process: the limit of the core's Pool
 
 if TYPE_CHECKING:
     from dslide.data import Dataset, from_files, from_scipy, from_text, load

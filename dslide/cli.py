@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dslide import __version__
+from dslide import MOST_THREADS, __version__
 from dslide.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ TrainFile = Annotated[Path | None, typer.Option("--train", help="Training points
 Sets = Annotated[list[str] | None, typer.Option("--set", help="key.sub=value, may be repeated.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object at the end on stdout.")]
 Threads = Annotated[
-    int, typer.Option("--threads", help="Threads a rank; 0: all cores that it may use.", min=0)
+    int,
+    typer.Option("--threads", help="Threads a rank; 0: all cores that it may use.", min=0, max=MOST_THREADS),
 ]
 
 

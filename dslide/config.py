@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from dslide import MOST_THREADS
 from dslide.errors import UserError
 
 
@@ -256,7 +257,9 @@ class TrainConfig(Strict):
     )
     ranks: RanksConfig = RanksConfig()
     seed: int = Field(default=0, ge=0, lt=2**63)
-    threads: int = Field(default=0, ge=0, description="threads a rank; 0: all cores that it may use")
+    threads: int = Field(
+        default=0, ge=0, le=MOST_THREADS, description="threads a rank; 0: all cores that it may use"
+    )
     eval_epochs: list[float] | None = Field(
         default=None, description="where to evaluate; null: after every whole epoch"
     )

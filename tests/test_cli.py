@@ -12,7 +12,7 @@ import pytest
 from mpirun import environment, start
 from synthetic import make_dataset, make_points, write_prepared, write_xc
 
-from dslide import cli
+from dslide import MOST_THREADS, _core, cli
 
 SMALL = ["--epochs", "2", "--threads", "2", "--set", "network.hidden=24", "--set", "batch_size=32"]
 
@@ -165,6 +165,10 @@ MISTAKES = [
     (["train", "--train", "TRAIN", "--out", "OUT", "--resume"], ["OUT", "resume"]),
     (["train", "--train", "TRAIN", "--out", "TRAIN"], ["not a folder"]),
     (["train", "--train", "TRAIN", "--out", "TMP"], ["no run"]),
+    (["train", "--train", "TRAIN", "--out", "OUT", "--threads", "1025"], ["threads", "1024"]),
+    (["evaluate", "TMP", "--test", "TRAIN", "--threads", "1025"], ["--threads", "1024"]),
+    (["bench", "kernels", "--quick", "--threads", "1025"], ["--threads", "1024"]),
+    (["data", "convert", "--train", "TRAIN", "--threads", "1025"], ["--threads", "1024"]),
     (["train", "--train", "TRAIN"], ["--out"]),
     (["train", "--nonsense"], ["--nonsense"]),
     (["nonsense"], ["nonsense"]),
@@ -191,6 +195,11 @@ def test_mistakes_are_told_with_status_2(arguments, parts, call, files, tmp_path
     for part in parts:
         assert put(part) in stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_the_most_threads_are_the_core_s():
+    with pytest.raises(ValueError, match=f"between 1 and {MOST_THREADS}"):
+        _core.Pool(MOST_THREADS + 1)
 
 
 def test_a_broken_line_is_named(call, files, tmp_path):

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dslide import _core
+from dslide import MOST_THREADS, _core
 from dslide.bench.machine import cpu
 from dslide.bench.speed import BENCHES
 from dslide.bench.speed.bounds import FORMULA
@@ -39,7 +39,10 @@ def bench(
         typer.Argument(help=f"which: {', '.join(BENCHES)}; all by default", show_default=False),
     ] = None,
     threads: Annotated[
-        int, typer.Option("--threads", help="threads; 0: all cores that this process may use", min=0)
+        int,
+        typer.Option(
+            "--threads", help="threads; 0: all cores that this process may use", min=0, max=MOST_THREADS
+        ),
     ] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="tiny sizes: does it run, not how fast")] = False,
     data: Annotated[

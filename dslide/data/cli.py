@@ -11,6 +11,7 @@ import rich.console
 import rich.table
 import typer
 
+from dslide import MOST_THREADS
 from dslide.data import fetch as fetching
 from dslide.data import format
 from dslide.data.catalogue import catalogue, entry, prepared_folder
@@ -184,7 +185,7 @@ def convert_(
     lenient: Annotated[
         bool, typer.Option("--lenient", help="leave lines that aren't in the format out, and say how many")
     ] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="default: all cores")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="default: all cores")] = None,
 ) -> None:
     """Converts a fetched set, or text files of your own, into the prepared format; prints the folder."""
     if catalogued is not None:
