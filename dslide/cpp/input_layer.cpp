@@ -59,7 +59,8 @@ void InputLayer::forward(const Batch& batch, float* out, bool train, std::size_t
   }
   Buffer<float>& derivative = derivative_[lane];
   if (train) derivative.at_least(batch.size() * static_cast<std::size_t>(ld_));
-  float* second = second_.at_least((last - first) * static_cast<std::size_t>(ld_));
+  Buffer<float> predicted;  // several threads may ask for predictions at once
+  float* second = (train ? second_ : predicted).at_least((last - first) * static_cast<std::size_t>(ld_));
   pool_.run([&](int thread) {
     const Batch::Features& mine = batch.features(thread);
     batch.for_shares(thread, first, last, [&](std::uint32_t share, std::size_t begin, std::size_t end) {

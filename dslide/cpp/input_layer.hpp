@@ -63,7 +63,7 @@ class InputLayer {
   RowState state_, bias_state_;
   Buffer<float> derivative_[2];  // act' and dropout factor of the last train forward, by lane: [size, width]
   std::vector<Buffer<float>> scratch_;
-  Buffer<float> second_;  // the second share's sums [points, width]
+  Buffer<float> second_;  // the second share's sums in training [points, width]
 };
 
 }  // namespace dslide
