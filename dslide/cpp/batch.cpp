@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -20,12 +19,7 @@ void Csr::check(std::int64_t nnz, const char* name) const {
 }
 
 Batch::Batch(Pool& pool, const Csr& x, const Csr& y)
-    : pool_(pool),
-      threads_(static_cast<std::uint32_t>(pool.threads())),
-      splits_(threads_ / std::gcd(threads_, std::uint32_t{kShares})),
-      x_(x),
-      y_(y),
-      features_(threads_) {
+    : pool_(pool), pieces_(kShares, pool.threads()), x_(x), y_(y), features_(static_cast<std::size_t>(pool.threads())) {
   if (x.rows != y.rows) throw std::invalid_argument("x and y have different numbers of rows");
   slot_.reset(static_cast<std::size_t>(x.columns));
 }
@@ -99,14 +93,16 @@ void Batch::index_features(int thread) {
   };
   const Features::Rows* own[kShares] = {nullptr, nullptr};
   std::int32_t count = 0;
-  for_shares(thread, 0, 0, [&](std::uint32_t share, std::size_t, std::size_t) {
-    if (own[share] != nullptr) return;  // several parts of one share
+  pieces_.each(thread, [&](int share, int) {
+    if (own[share] != nullptr) return;  // several pieces of one share
     Features::Rows& all = part.shares_[share];
     all.take(points, entries_, row_of, [share](std::int32_t feature) { return share_of(feature) == share; });
-    if (splits_ > 1)
-      part.parts_[share].take(points, all.count(), [&](std::size_t p) { return all.row(p); },
-                              [&](std::int32_t feature) { return units.has(feature); });
-    own[share] = splits_ > 1 ? &part.parts_[share] : &all;
+    own[share] = &all;
+    if (pieces_.of_part() > 1) {
+      part.pieces_[share].take(points, all.count(), [&](std::size_t p) { return all.row(p); },
+                               [&](std::int32_t feature) { return units.has(feature); });
+      own[share] = &part.pieces_[share];
+    }
     count += own[share]->count();
   });
 

@@ -47,7 +47,7 @@ class Batch {
   static std::uint32_t mixed(std::int32_t feature) {
     return static_cast<std::uint32_t>(feature / kRun) * 0x9E3779B9u;  // frequent ones lie together
   }
-  static std::uint32_t share_of(std::int32_t feature) { return mixed(feature) >> 31; }
+  static int share_of(std::int32_t feature) { return static_cast<int>(std::uint64_t{mixed(feature)} * kShares >> 32); }
   // A thread's features are those whose `unit` of `units` lies in [first, first + count).
   struct Units {
     std::uint64_t units;
@@ -57,17 +57,16 @@ class Batch {
     }
   };
   Units units_of(int thread) const {
-    const auto units = static_cast<std::uint32_t>(kShares * splits_), count = units / threads_;
-    return {units, static_cast<std::uint32_t>(thread) * count, count};
+    return {static_cast<std::uint64_t>(kShares * pieces_.of_part()),
+            static_cast<std::uint32_t>(thread * pieces_.of_thread()), static_cast<std::uint32_t>(pieces_.of_thread())};
   }
   // Calls body(share, begin, end) for the points [begin, end) of [first, last) whose sums over a share the thread makes.
   template <class Body>
   void for_shares(int thread, std::size_t first, std::size_t last, Body body) const {
-    const auto [begin, end] = Pool::part(kShares * splits_, 1, thread, static_cast<int>(threads_));
-    for (std::size_t task = begin; task < end; ++task) {
-      const auto [b, e] = Pool::part(last - first, 1, static_cast<int>(task % splits_), static_cast<int>(splits_));
-      body(static_cast<std::uint32_t>(task / splits_), first + b, first + e);
-    }
+    pieces_.each(thread, [&](int share, int piece) {
+      const auto [begin, end] = Pool::part(last - first, 1, piece, pieces_.of_part());
+      body(share, first + begin, first + end);
+    });
   }
 
   // A thread's own; nobody waits for another's.
@@ -83,7 +82,7 @@ class Batch {
       const float* values;
       std::ptrdiff_t count;
     };
-    Row row(std::size_t share, std::size_t point) const { return shares_[share].row(point); }
+    Row row(int share, std::size_t point) const { return shares_[share].row(point); }
 
    private:
     friend class Batch;
@@ -101,7 +100,7 @@ class Batch {
       void take(std::size_t points, std::int32_t most, RowOf row, Keep keep);
     };
     Rows shares_[kShares];
-    Rows parts_[kShares];  // the thread's own features of a share, where other threads have some, too
+    Rows pieces_[kShares];  // the thread's own features of a share, where other threads have some, too
     Buffer<std::int32_t> slots_;
   };
   const Features& features(int thread) const { return features_[static_cast<std::size_t>(thread)]; }
@@ -122,8 +121,7 @@ class Batch {
   void index_labels();
 
   Pool& pool_;
-  std::uint32_t threads_;
-  std::size_t splits_;  // of a share
+  Pieces pieces_;  // of the shares
   Csr x_, y_;
   std::uint64_t step_ = 0;
   std::vector<std::int64_t> rows_;

@@ -63,7 +63,7 @@ void InputLayer::forward(const Batch& batch, float* out, bool train, std::size_t
   float* second = (train ? second_ : predicted).at_least((last - first) * static_cast<std::size_t>(ld_));
   pool_.run([&](int thread) {
     const Batch::Features& mine = batch.features(thread);
-    batch.for_shares(thread, first, last, [&](std::uint32_t share, std::size_t begin, std::size_t end) {
+    batch.for_shares(thread, first, last, [&](int share, std::size_t begin, std::size_t end) {
       const float* bias = config_.bias && share == 0 ? bias_.data() : nullptr;
       float* sums = share == 0 ? out + static_cast<std::ptrdiff_t>(first) * ld_ : second;
       for (std::size_t p = begin; p < end; ++p) {

@@ -78,15 +78,14 @@ void OutputProducts::hidden_gradient(Pool& pool, const WeightTable& weights, con
   constexpr std::size_t kLine = 16;                   // points whose values share a cache line
   const std::size_t points = last - first;
   const auto width = static_cast<std::size_t>(padded_hidden());
-  const int splits = pool.threads() / std::gcd(pool.threads(), kRowParts), tasks = kRowParts * splits;
+  const Pieces pieces(kRowParts, pool.threads());
   float* sums = sums_.at_least(kRowParts * points * width);
   pool.run([&](int t) {
     const auto thread = static_cast<std::size_t>(t);
-    const auto [first_task, last_task] = Pool::part(static_cast<std::size_t>(tasks), 1, t, pool.threads());
-    for (auto task = static_cast<int>(first_task); task < static_cast<int>(last_task); ++task) {
-      const auto [begin, end] = Pool::part(active.row_count, 2 * kLine, task / splits, kRowParts);
-      const auto [b, e] = Pool::part(points, kLine, task % splits, splits);
-      float* part = sums + static_cast<std::size_t>(task / splits) * points * width;
+    pieces.each(t, [&](int row_part, int piece) {
+      const auto [begin, end] = Pool::part(active.row_count, 2 * kLine, row_part, kRowParts);
+      const auto [b, e] = Pool::part(points, kLine, piece, pieces.of_part());
+      float* part = sums + static_cast<std::size_t>(row_part) * points * width;
       std::fill(part + b * width, part + e * width, 0.0f);
       for (std::size_t r0 = begin; r0 < end; r0 += kDepth) {
         const std::size_t r1 = std::min(r0 + kDepth, end);
@@ -106,7 +105,7 @@ void OutputProducts::hidden_gradient(Pool& pool, const WeightTable& weights, con
           add_hidden_gradient(thread, gradient, r0, r1, p0, p1, part + (p0 - first) * width, ahead);
         }
       }
-    }
+    });
   });
   sum_parts(pool, sums, kRowParts, points, static_cast<std::size_t>(hidden_), width, out);
 }

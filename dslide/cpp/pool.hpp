@@ -8,6 +8,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -47,6 +48,25 @@ class Pool {
   std::atomic<bool> stop_{false};
   const std::function<void(int)>* work_ = nullptr;
   std::exception_ptr error_;
+};
+
+// Parts of some work whose number doesn't depend on the threads, as sums that must not depend on them want it: each is cut
+// into as few pieces as make equally many for every thread.
+class Pieces {
+ public:
+  Pieces(int parts, int threads) : of_part_(threads / std::gcd(threads, parts)), of_thread_(parts * of_part_ / threads) {}
+
+  int of_part() const { return of_part_; }
+  int of_thread() const { return of_thread_; }
+
+  // Calls body(part, piece) for the pieces of `thread`, piece being one of [0, of_part()).
+  template <class Body>
+  void each(int thread, Body body) const {
+    for (int i = thread * of_thread_; i < (thread + 1) * of_thread_; ++i) body(i / of_part_, i % of_part_);
+  }
+
+ private:
+  int of_part_, of_thread_;
 };
 
 }  // namespace dslide

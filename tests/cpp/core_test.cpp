@@ -641,7 +641,7 @@ void test_batch() {
           by_feature[static_cast<std::size_t>(own.points[at])].emplace_back(own.ids[s], own.values[at]);
         }
       }
-      batch.for_shares(thread, 0, rows.size(), [&](std::uint32_t share, std::size_t begin, std::size_t end) {
+      batch.for_shares(thread, 0, rows.size(), [&](int share, std::size_t begin, std::size_t end) {
         for (std::size_t p = begin; p < end; ++p) {
           const Batch::Features::Row row = own.row(share, p);
           ++shares[share][p];

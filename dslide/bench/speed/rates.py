@@ -158,11 +158,15 @@ def to_and_fro(size: Size, threads: int) -> list[Row]:
         return []
     pool, count = _core.Pool(threads), 100_000
     trips = measure(
-        BENCH, "", "", count, lambda: _core.pass_to_and_fro(pool, count), repeats=20, seconds=size.seconds
+        BENCH,
+        "a cache line between two cores, to and fro",
+        "ns",
+        count,
+        lambda: _core.pass_to_and_fro(pool, count),
+        repeats=20,
+        seconds=size.seconds,
     )
-    value, low, high = 1e9 / trips.value, 1e9 / trips.high, 1e9 / trips.low
-    case = "a cache line between two cores, to and fro"
-    return [Row(BENCH, case, value, low, high, "ns", trips.repeats)]
+    return [trips.with_(value=1e9 / trips.value, low=1e9 / trips.high, high=1e9 / trips.low)]
 
 
 def kernels(size: Size, threads: int, **_: Any) -> list[Row]:
