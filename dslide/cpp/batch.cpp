@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels.hpp"
 #include "radix_sort.hpp"
 
 namespace dslide {
@@ -53,15 +54,26 @@ std::pair<const Batch::Own*, const Batch::Own*> Batch::own(std::int64_t begin, s
   return {std::lower_bound(first, last, begin, below), std::lower_bound(first, last, end, below)};
 }
 
-template <class RowOf, class Keep>
-void Batch::Features::Rows::take(std::size_t points, std::int32_t most, RowOf row, Keep keep) {
+template <class RowOf>
+void Batch::Features::Rows::take(std::size_t points, std::int32_t most, const FeatureUnits& which, RowOf row) {
   constexpr std::ptrdiff_t kLine = 16;  // values in a cache line
   constexpr std::size_t kPoints = 4;    // points whose entries are on their way
+  constexpr std::size_t kTouched = 16;  // points that are touched together
   indptr.resize(points + 1);
-  std::int32_t* to_ids = ids.at_least(static_cast<std::size_t>(most) + 1);
-  float* to_values = values.at_least(static_cast<std::size_t>(most) + 1);
-  std::int32_t count = 0;
+  const std::size_t size = static_cast<std::size_t>(most) + Kernels::kTakenSlack;
+  std::int32_t* to_ids = ids.at_least(size);
+  float* to_values = values.at_least(size);
+  std::int32_t taken = 0;
+  // Always inlined, as prefetch() is (buffer.hpp).
+  const auto touch_points = [&](std::size_t from) __attribute__((always_inline)) {
+    for (std::size_t p = from; p < std::min(from + kTouched, points); ++p) {
+      touch(row(p).ids, 1);
+      touch(row(p).values, 1);
+    }
+  };
+  touch_points(0);
   for (std::size_t p = 0; p < points; ++p) {
+    if (p % kTouched == 0) touch_points(p + kTouched);
     if (p + kPoints < points) {
       const Row ahead = row(p + kPoints);
       for (std::ptrdiff_t i = 0; i < ahead.count; i += kLine) {
@@ -69,21 +81,17 @@ void Batch::Features::Rows::take(std::size_t points, std::int32_t most, RowOf ro
         __builtin_prefetch(ahead.values + i);
       }
     }
-    indptr[p] = count;
+    indptr[p] = taken;
     const Row from = row(p);
-    for (std::ptrdiff_t i = 0; i < from.count; ++i) {  // without a branch on whether it is kept
-      to_ids[count] = from.ids[i];
-      to_values[count] = from.values[i];
-      count += keep(from.ids[i]) ? 1 : 0;
-    }
+    taken += static_cast<std::int32_t>(
+        kernels().take_features(from.ids, from.values, from.count, which, to_ids + taken, to_values + taken));
   }
-  indptr[points] = count;
+  indptr[points] = taken;
 }
 
 void Batch::index_features(int thread) {
   constexpr std::int32_t kAhead = 48;  // entries whose slots are on their way
   const std::size_t points = rows_.size();
-  const Units units = units_of(thread);
   Features& part = features_[static_cast<std::size_t>(thread)];
 
   // The points' features of the shares that this thread sums over, and of those its own.
@@ -96,11 +104,10 @@ void Batch::index_features(int thread) {
   pieces_.each(thread, [&](int share, int) {
     if (own[share] != nullptr) return;  // several pieces of one share
     Features::Rows& all = part.shares_[share];
-    all.take(points, entries_, row_of, [share](std::int32_t feature) { return share_of(feature) == share; });
+    all.take(points, entries_, units_of_share(share), row_of);
     own[share] = &all;
     if (pieces_.of_part() > 1) {
-      part.pieces_[share].take(points, all.count(), [&](std::size_t p) { return all.row(p); },
-                               [&](std::int32_t feature) { return units.has(feature); });
+      part.pieces_[share].take(points, all.count(), units_of(thread), [&](std::size_t p) { return all.row(p); });
       own[share] = &part.pieces_[share];
     }
     count += own[share]->count();

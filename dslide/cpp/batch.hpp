@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "buffer.hpp"
+#include "feature_units.hpp"
 #include "pool.hpp"
 
 namespace dslide {
@@ -40,23 +41,11 @@ class Batch {
   }
 
   // The features of all batches are cut into two shares, whatever the number of threads, and these into the threads' own
-  // features, in runs of kRun: so a row of the input layer is read and written by the same cores in every pass of every
-  // step, and cores that don't share a cache hardly exchange rows. More threads than shares cut a share.
+  // features: so a row of the input layer is read and written by the same cores in every pass of every step, and cores that
+  // don't share a cache hardly exchange rows. More threads than shares cut a share.
   static constexpr int kShares = 2;
-  static constexpr std::int32_t kRun = 64;  // no two threads share a cache line of what they write by feature
-  static std::uint32_t mixed(std::int32_t feature) {
-    return static_cast<std::uint32_t>(feature / kRun) * 0x9E3779B9u;  // frequent ones lie together
-  }
-  static int share_of(std::int32_t feature) { return static_cast<int>(std::uint64_t{mixed(feature)} * kShares >> 32); }
-  // A thread's features are those whose `unit` of `units` lies in [first, first + count).
-  struct Units {
-    std::uint64_t units;
-    std::uint32_t first, count;
-    bool has(std::int32_t feature) const {
-      return static_cast<std::uint32_t>(mixed(feature) * units >> 32) - first < count;
-    }
-  };
-  Units units_of(int thread) const {
+  static FeatureUnits units_of_share(int share) { return {kShares, static_cast<std::uint32_t>(share), 1}; }
+  FeatureUnits units_of(int thread) const {
     return {static_cast<std::uint64_t>(kShares * pieces_.of_part()),
             static_cast<std::uint32_t>(thread * pieces_.of_thread()), static_cast<std::uint32_t>(pieces_.of_thread())};
   }
@@ -95,9 +84,9 @@ class Batch {
         return {ids.data() + indptr[p], values.data() + indptr[p], indptr[p + 1] - indptr[p]};
       }
       std::int32_t count() const { return indptr.back(); }
-      // Takes of every row(p) the features that `keep` accepts; there are `most` in all.
-      template <class RowOf, class Keep>
-      void take(std::size_t points, std::int32_t most, RowOf row, Keep keep);
+      // Takes of every row(p) the features of the units `which`; the rows have `most` in all.
+      template <class RowOf>
+      void take(std::size_t points, std::int32_t most, const FeatureUnits& which, RowOf row);
     };
     Rows shares_[kShares];
     Rows pieces_[kShares];  // the thread's own features of a share, where other threads have some, too

@@ -119,7 +119,7 @@ void InputLayer::backward(const Batch& batch, float* dh, float lr, std::uint64_t
     };
     if (state_.optimizer().dense()) {
       if (!ends) return;
-      const Batch::Units units = batch.units_of(thread);
+      const FeatureUnits units = batch.units_of(thread);
       for (std::int64_t f = 0; f < config_.features; ++f) {
         const auto feature = static_cast<std::int32_t>(f);
         if (!units.has(feature)) continue;

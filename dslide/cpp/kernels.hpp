@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "feature_units.hpp"
+
 namespace dslide {
 
 // A step of Adam: m = keep1 m + (1 - beta1) g, v = keep2 v + (1 - beta2) g^2, w -= lr m / (sqrt(v) + eps). keep1 and keep2
@@ -121,6 +123,11 @@ struct Kernels {
   // int8 with one scale a row (absmax / 127).
   float (*quantise)(const float* x, std::ptrdiff_t n, std::int8_t* out);
   void (*dequantise)(const std::int8_t* x, float scale, std::ptrdiff_t n, float* out, bool add);
+  // Copies those of n features that are of the units `which`, and their values, in order; returns how many. What lies up to
+  // kTakenSlack places behind them is overwritten.
+  static constexpr std::ptrdiff_t kTakenSlack = 16;
+  std::ptrdiff_t (*take_features)(const std::int32_t* ids, const float* values, std::ptrdiff_t n, const FeatureUnits& which,
+                                  std::int32_t* to_ids, float* to_values);
 };
 
 // The instruction sets that this build and this CPU have, best first.

@@ -28,6 +28,7 @@ void OutputLayer::forward_shared(std::size_t first_point, std::size_t last_point
   part_sum_.at_least(std::max<std::size_t>(1, tiles) * ld);
   own_logits_.resize(active_.own.size());
   pool_.ranges(rows, tile, [&](std::size_t first, std::size_t last) {
+    for (std::size_t r = first; r < std::min(first + tile, last); ++r) prefetch_weights(r, last);
     for (std::size_t t0 = first; t0 < last; t0 += tile) {
       const std::size_t t1 = std::min(t0 + tile, last), next = std::min(tile, last - t1);
       for (std::size_t p0 = first_point; p0 < last_point; p0 += kTilePoints) {
@@ -41,6 +42,8 @@ void OutputLayer::forward_shared(std::size_t first_point, std::size_t last_point
             prefetch(logits_.data() + r * ld + next_p, 4 * (std::min(next_p + kTilePoints, last_point) - next_p));
           }
         };
+        if (across && !active_.all)  // all rows lie in the order of memory
+          for (std::size_t r = t1; r < t1 + next; ++r) weights_.touch(active_.row(r));
         products_.logits(weights_, active_, t0, t1, p0, p1, logits_.data() + t0 * ld + p0, ld_, &ahead);
         exponentials_shared(t0, t1, p0, p1);
       }

@@ -43,12 +43,9 @@ class WeightTable {
     else std::copy_n(values, width_, floats_.data() + row * width_);
   }
 
-  // A row is about to be used.
-  __attribute__((always_inline)) void prefetch(std::int64_t row) const {
-    const auto units = static_cast<std::size_t>(width_);
-    if (half_) dslide::prefetch(half_row(row), 2 * units);
-    else dslide::prefetch(this->row(row), 4 * units);
-  }
+  // A row is about to be used; or to be prefetched.
+  __attribute__((always_inline)) void prefetch(std::int64_t row) const { dslide::prefetch(place(row), row_bytes()); }
+  __attribute__((always_inline)) void touch(std::int64_t row) const { dslide::touch(place(row), row_bytes()); }
 
   // What the optimiser needs to update a row.
   struct Step {
@@ -79,6 +76,9 @@ class WeightTable {
   }
 
  private:
+  const void* place(std::int64_t row) const { return half_ ? static_cast<const void*>(half_row(row)) : this->row(row); }
+  std::size_t row_bytes() const { return static_cast<std::size_t>(width_) * (half_ ? 2 : 4); }
+
   std::int64_t width_ = 0;
   bool half_ = false;
   Buffer<float> floats_;

@@ -70,6 +70,23 @@ void test_kernels(const Kernels& kern) {
       for (std::size_t i = 0; i < size; ++i) want += double{w[i]} * table[static_cast<std::size_t>(ids[j]) * size + i];
       near(dots[j], want, 1e-4, at + "dots");
     }
+    for (const FeatureUnits which : {FeatureUnits{2, 1, 1}, FeatureUnits{6, 2, 1}, FeatureUnits{4, 1, 3}, FeatureUnits{2, 0, 2}}) {
+      std::uniform_int_distribution<std::int32_t> any(0, 2'000'000'000);
+      std::vector<std::int32_t> features(size), want_ids, taken_ids(size + Kernels::kTakenSlack);
+      std::vector<float> want_values, taken_values(taken_ids.size());
+      for (std::size_t i = 0; i < size; ++i) {
+        features[i] = any(random) >> (i % 3 * 8);
+        const std::uint32_t hash = static_cast<std::uint32_t>(features[i] / 64) * 2654435769u;
+        const auto unit = static_cast<std::uint32_t>(std::floor(std::ldexp(static_cast<double>(hash) * static_cast<double>(which.units), -32)));
+        if (unit < which.first || unit >= which.first + which.count) continue;
+        want_ids.push_back(features[i]);
+        want_values.push_back(w[i]);
+      }
+      const auto taken = kern.take_features(features.data(), w.data(), n, which, taken_ids.data(), taken_values.data());
+      taken_ids.resize(static_cast<std::size_t>(taken));
+      taken_values.resize(static_cast<std::size_t>(taken));
+      check(taken_ids == want_ids && taken_values == want_values, at + "take_features");
+    }
     auto scattered = table;
     kern.scatter_add(w.data(), scattered.data(), n, ids.data(), values.data(), static_cast<std::ptrdiff_t>(ids.size()), n);
     for (std::size_t i = 0; i < size; ++i)
@@ -646,7 +663,7 @@ void test_batch() {
           const Batch::Features::Row row = own.row(share, p);
           ++shares[share][p];
           for (std::ptrdiff_t i = 0; i < row.count; ++i) {
-            check(Batch::share_of(row.ids[i]) == share, name + "the other share's feature");
+            check(Batch::units_of_share(share).has(row.ids[i]), name + "the other share's feature");
             by_share[p].emplace_back(row.ids[i], row.values[i]);
           }
         }
