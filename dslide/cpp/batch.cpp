@@ -90,7 +90,7 @@ void Batch::Features::Rows::take(std::size_t points, std::int32_t most, const Fe
 }
 
 void Batch::index_features(int thread) {
-  constexpr std::int32_t kAhead = 48;  // entries whose slots are on their way
+  constexpr std::int32_t kAhead = 160;  // entries whose slots are on their way
   const std::size_t points = rows_.size();
   Features& part = features_[static_cast<std::size_t>(thread)];
 

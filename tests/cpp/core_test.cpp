@@ -159,6 +159,19 @@ void test_kernels(const Kernels& kern) {
     kern.exp_pairs(pair_logits.data(), ids.data(), static_cast<std::ptrdiff_t>(ids.size()), pair_shift.data(), pair_logits.data());
     for (std::size_t j = 0; j < ids.size(); ++j)
       near(pair_logits[j], std::exp(double{pair_before[j]} - pair_shift[static_cast<std::size_t>(ids[j])]), 2e-6, at + "exp_pairs");
+    const float inf = std::numeric_limits<float>::infinity(), unknown = std::numeric_limits<float>::quiet_NaN();
+    const std::vector<float> ends{-inf, -1000.0f, -87.25f, -86.75f, -50.0f, -0.0f, 1e-9f, 87.75f};
+    std::vector<float> of_ends(17 * ends.size(), unknown);  // whole vectors and a rest
+    const std::vector<std::int32_t> no_shift(of_ends.size(), 0);
+    for (std::size_t i = 0; i < of_ends.size(); ++i) of_ends[i] = i % 17 == 16 ? unknown : ends[i % 17 % ends.size()];
+    const auto ends_before = of_ends;
+    const float zero = 0.0f;
+    kern.exp_pairs(of_ends.data(), no_shift.data(), static_cast<std::ptrdiff_t>(of_ends.size()), &zero, of_ends.data());
+    for (std::size_t i = 0; i < of_ends.size(); ++i) {
+      if (std::isnan(ends_before[i])) check(std::isnan(of_ends[i]), at + "exp of what is not a number");
+      else if (ends_before[i] < -87.0f) check(of_ends[i] == 0.0f, at + "exp of little");
+      else near(of_ends[i] / std::exp(double{ends_before[i]}), 1.0, 5e-7, at + "exp");
+    }
 
     // Winners among 8 of n coordinates: ties, zeros that are missing or values, a bin with nothing.
     for (const bool zeros : {false, true}) {
