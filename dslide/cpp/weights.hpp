@@ -43,7 +43,7 @@ class WeightTable {
     else std::copy_n(values, width_, floats_.data() + row * width_);
   }
 
-  // A row is about to be used; or to be prefetched.
+  // A row is about to be used; it is about to be prefetched.
   __attribute__((always_inline)) void prefetch(std::int64_t row) const { dslide::prefetch(place(row), row_bytes()); }
   __attribute__((always_inline)) void touch(std::int64_t row) const { dslide::touch(place(row), row_bytes()); }
 
