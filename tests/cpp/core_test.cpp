@@ -325,6 +325,9 @@ void test_kernels(const Kernels& kern) {
     std::vector<std::int8_t> small(size);
     std::vector<float> restored(size, 1.0f);
     const float scale = kern.quantise(w.data(), n, small.data());
+    float largest = 0.0f;
+    for (const float x : w) largest = std::max(largest, std::abs(x));
+    check(scale == largest / 127.0f, at + "int8's scale");
     kern.dequantise(small.data(), scale, n, restored.data(), true);
     for (std::size_t i = 0; i < size; ++i) near(restored[i] - 1.0, w[i], 0.51 * scale + 1e-6, at + "int8");
   }
