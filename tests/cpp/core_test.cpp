@@ -110,6 +110,14 @@ void test_kernels(const Kernels& kern) {
       }
       near(lse[i], i == 0 ? double{minus_inf} : reference::log_sum_exp(shifted), 1e-5, at + "column log-sum-exp");
     }
+    for (const std::size_t r : {std::size_t{0}, std::size_t{5}, std::size_t{19}, std::size_t{36}}) {
+      exponentials = logits;
+      exponentials[r * size + size - 1] = std::numeric_limits<float>::quiet_NaN();
+      kern.column_exp_sum(exponentials.data(), 20, n, n, shift_by.data(), max.data(), sum.data());
+      kern.column_exp_sum(exponentials.data() + 20 * n, rows - 20, n, n, shift_by.data() + 20, max.data() + size, sum.data() + size);
+      kern.combine_log_sum(max.data(), sum.data(), 2, n, n, lse.data());
+      check(std::isnan(lse[size - 1]), at + "log-sum-exp of what is not a number");
+    }
     std::vector<double> row(logits.begin() + n, logits.begin() + 2 * n);
 
     // A log-sum-exp in three pieces: nothing, the row, the row again and larger by 3.
