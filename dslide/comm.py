@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,12 @@ from dslide import _core
 MESSAGE_BYTES = 60_000
 _UNDER_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 Floats = NDArray[np.float32]
+Meanwhile = Callable[[], bool]  # does a little of some work, and returns False if there is none
+
+
+def no_work() -> bool:
+    """A Meanwhile."""
+    return False
 
 
 class Messages:
@@ -69,8 +75,8 @@ class LocalComm:
         """Begins to move them; the buffers belong to the exchange until `finish`. All ranks start what they
         have for each other in the same order."""
 
-    def finish(self, messages: Messages) -> None:
-        """Waits for what was started."""
+    def finish(self, messages: Messages, meanwhile: Meanwhile = no_work) -> None:
+        """Waits for what was started, and works `meanwhile`."""
 
     def split(self, parts: int) -> "tuple[LocalComm, int]":
         """Collective. One of `parts` equal groups of consecutive ranks, the own one, and its number."""
@@ -128,11 +134,15 @@ class MpiComm(LocalComm):
             self.payload_bytes += messages.sent_bytes
         self._mpi.Prequest.Startall(messages.requests)
 
-    def finish(self, messages: Messages) -> None:
+    def finish(self, messages: Messages, meanwhile: Meanwhile = no_work) -> None:
+        # Not Waitall, which no signal could interrupt. All exchanges move on in Testall, not this one alone.
         begin = time.perf_counter()
-        # Not Waitall, which no signal could interrupt.
         while not self._mpi.Request.Testall(messages.requests):
-            os.sched_yield()  # another rank may need this core to answer
+            working = time.perf_counter()
+            if meanwhile():
+                begin += time.perf_counter() - working  # that was no waiting
+            else:
+                os.sched_yield()  # another rank may need this core to answer
         if not self.paused:
             self.wait_seconds += time.perf_counter() - begin
 
@@ -291,13 +301,13 @@ class Exchange:
         self.comm.start(of.gather)
         self._gathering[part.start] = of.gather
 
-    def finish_gather(self, part: slice) -> None:
+    def finish_gather(self, part: slice, meanwhile: Meanwhile = no_work) -> None:
         """Waits for the part's activations of all ranks; its rows of `gathered` are then there."""
         if self.comm.size == 1:
             return
         rank, of = self.comm.rank, self._part(part)
         _core.unpack_rows(of.packed[rank], self.wire, of.h, self.cuts[rank], self.cuts[rank + 1])
-        self.comm.finish(self._gathering.pop(part.start))
+        self.comm.finish(self._gathering.pop(part.start), meanwhile)
         for peer in self.peers:
             _core.unpack_rows(of.packed[peer], self.wire, of.h, self.cuts[peer], self.cuts[peer + 1])
 
@@ -340,10 +350,10 @@ class Exchange:
         self.comm.start(of.normalise)
         self._normalising[part.start] = of.normalise
 
-    def finish_normalise(self, part: slice) -> Floats:
+    def finish_normalise(self, part: slice, meanwhile: Meanwhile = no_work) -> Floats:
         """The log-sum-exps [n] over all ranks of the part's n points, the same bits everywhere."""
         if self.comm.size > 1:
-            self.comm.finish(self._normalising.pop(part.start))
+            self.comm.finish(self._normalising.pop(part.start), meanwhile)
             self._lse[part] = combine_lse(self._part(part).lses)
         return self._lse[part]
 
@@ -366,7 +376,7 @@ class Exchange:
         *_, (_, total) = self.collect_parts(rows)
         return total
 
-    def collect_parts(self, rows: int) -> Iterator[tuple[slice, Floats]]:
+    def collect_parts(self, rows: int, meanwhile: Meanwhile = no_work) -> Iterator[tuple[slice, Floats]]:
         """As `collect`, one part after another as they arrive: the part, and the sums, which are there to
         the part's end."""
         if self.comm.size == 1:
@@ -375,7 +385,7 @@ class Exchange:
         total = self.own(rows)
         while self._pending:
             part, messages = self._pending[0]
-            self.comm.finish(messages)
+            self.comm.finish(messages, meanwhile)
             self._pending.pop(0)
             self._sum(part, total[part])
             yield part, total

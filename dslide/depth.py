@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dslide import _core
-from dslide.comm import Exchange, Floats, LocalComm
+from dslide.comm import Exchange, Floats, LocalComm, Meanwhile, no_work
 from dslide.config import HiddenLayerConfig, SamplerConfig, TrainConfig
 from dslide.samplers import Sampler, TableSampler, make_sampler
 
@@ -288,12 +288,14 @@ class HiddenStack:
         self._input.forward(batch, own, True, part.start, part.stop, second=self._second)
         exchange.start_gather(part)
 
-    def finish(self, part: slice, rows: NDArray[np.int64], step: int, samples: int) -> Floats:
+    def finish(
+        self, part: slice, rows: NDArray[np.int64], step: int, samples: int, meanwhile: Meanwhile = no_work
+    ) -> Floats:
         """Collective, after `start`. The last layer's activations [n, units] of the batch's training points
         `rows`, of which those of the part and of the parts before are there. Further layers take whole
         batches."""
         size = len(rows)
-        self.exchanges[0].finish_gather(part)
+        self.exchanges[0].finish_gather(part, meanwhile)
         h = self.exchanges[0].gathered(size)
         if self.layers:
             self._batch.select(rows, step)
@@ -321,9 +323,9 @@ class HiddenStack:
         """As Exchange.start_normalise."""
         self.exchanges[0].start_normalise(lse, part)
 
-    def finish_normalise(self, part: slice) -> Floats:
+    def finish_normalise(self, part: slice, meanwhile: Meanwhile = no_work) -> Floats:
         """As Exchange.finish_normalise."""
-        return self.exchanges[0].finish_normalise(part)
+        return self.exchanges[0].finish_normalise(part, meanwhile)
 
     def grad(self, size: int) -> Floats:
         """[size, units], to be filled with this rank's part of the last layer's gradient."""
@@ -338,14 +340,14 @@ class HiddenStack:
         for exchange in self.exchanges:
             exchange.abandon()
 
-    def backward(self, batch: Any, size: int, rate: float, step: int) -> None:
+    def backward(self, batch: Any, size: int, rate: float, step: int, meanwhile: Meanwhile = no_work) -> None:
         """Takes the gradient through the layers and updates them; `step` counts from 1. Collective."""
         for number in range(len(self.layers) - 1, -1, -1):
             layer, below = self.layers[number].core, self.exchanges[number]
             layer.backward(self.exchanges[number + 1].collect(size), below.grad(size))
             below.scatter(slice(0, size))
             layer.update(rate, step)
-        for part, dh in self.exchanges[0].collect_parts(size):
+        for part, dh in self.exchanges[0].collect_parts(size, meanwhile):
             self._input.backward(batch, dh, rate, step, part.start, part.stop, second=self._second)
 
     def record(self) -> list[dict[str, Any]]:

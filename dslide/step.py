@@ -6,9 +6,11 @@ On P ranks that all see the same batch:
    so they do for every further hidden layer (dslide.depth);
 2. every rank finds its active output rows, their logits, and each point's local log-sum-exp; all exchange it;
 3. every rank computes the gradient of its rows and its part of the hidden gradient, whose sum over ranks goes
-   to the owners of the hidden units; meanwhile the output rows are updated (the next batch is indexed while
-   the activations of 1 travel);
+   to the owners of the hidden units;
 4. every rank takes the gradient through further hidden layers and updates them, and then its input rows.
+
+While a rank waits for others' rows it updates output rows, some at a time, and indexes the next batch: from
+the end of 3 till the next step's activations are there. What is left of the update is done then.
 
 With more than one part (`exchange.parts`) the batch's points go through 1 to 4 one part behind the other: a
 part is computed while others' rows travel. All parts see the same weights and active rows, and a weight's
@@ -40,8 +42,9 @@ from dslide.samplers import Sampler
 
 Rows = NDArray[np.int64]
 TRIED = (1, 2, 3)  # parts
-TRIALS = 12  # steps of each, then the fastest is kept
-TRIAL_STEPS = len(TRIED) * TRIALS
+# Of the first steps: four in a row, since a step leaves work to the next, three times; the fastest is kept.
+TRIALS = [parts for _ in range(3) for parts in TRIED for _ in range(4)]
+TRIAL_STEPS = len(TRIALS)
 
 
 class Steps:
@@ -73,7 +76,8 @@ class Steps:
         self._parts = config.exchange.parts  # None: still to be found
         if comm.size == 1 or self.hidden.layers:
             self._parts = 1  # there is nothing to hide; further layers take whole batches
-        self._seconds: dict[int, list[float]] = {parts: [] for parts in TRIED}
+        self._seconds: list[float] = []  # of TRIALS
+        self._ahead = 0  # the step up to whose batch there is something to index
 
     def begin(self, step: int, order: Iterator[Rows], sampler: Sampler) -> None:
         """Makes ready for `step`, whose points are the next of `order`; `sampler` is the output layer's."""
@@ -110,19 +114,28 @@ class Steps:
         parts = _cut(size, count)
         for part in parts[:2]:
             self.hidden.start(batch, part)
-        if step + 1 < total:
-            self._batch(step + 1)
+        self._ahead = min(step + 1, total - 1)
         loss = self._passes(batch, rows, step, samples, parts)
         if loss is None:
             self.hidden.abandon()
             return None
-        # While gradients travel there is time for the update; else its rows may wait until they are read.
-        may_wait = self._comm.size == 1
-        self._network.output.update(rate, step + 1, may_wait)  # Adam counts from 1
-        self.hidden.backward(batch, size, rate, step + 1)
+        if self._comm.size > 1:
+            self._network.output.begin_update(rate, step + 1)  # Adam counts from 1
+        else:
+            self._network.output.update(rate, step + 1, may_wait=True)
+        self.hidden.backward(batch, size, rate, step + 1, self._meanwhile)
         if self._parts is None:
-            self._seconds[count].append(time.perf_counter() - begin)
+            self._seconds.append(time.perf_counter() - begin)
         return loss, size
+
+    def _meanwhile(self) -> bool:
+        """A piece of what is to be done anyway, as dslide.comm.Meanwhile."""
+        if self._network.output.update_some():
+            return True
+        if self._indexed > self._ahead:
+            return False
+        self._batch(self._indexed)
+        return True
 
     def _passes(self, batch: Any, rows: Rows, step: int, samples: int, parts: list[slice]) -> float | None:
         """Forward and backward to the hidden gradients, which are then on their way; the loss, or None. The
@@ -133,7 +146,7 @@ class Steps:
         """
         hidden, losses = self.hidden, list[float | None]()
         for number, part in enumerate(parts):
-            h, lse = hidden.finish(part, rows, step, samples), self._lse[part]
+            h, lse = hidden.finish(part, rows, step, samples, self._meanwhile), self._lse[part]
             self._network.output.forward(batch, h, self._sampler.core, lse, part.start, part.stop)
             hidden.start_normalise(lse, part)
             if number + 2 < len(parts):
@@ -145,7 +158,7 @@ class Steps:
 
     def _gradients(self, hidden: HiddenStack, batch: Any, part: slice) -> float | None:
         """The part's loss, and its hidden gradients, which are sent; None where the loss is not a number."""
-        lse = hidden.finish_normalise(part)
+        lse = hidden.finish_normalise(part, self._meanwhile)
         if not lse.max() < np.inf:  # nan or +inf, on every rank; -inf is a point without active labels
             return None
         dh, output = hidden.grad(batch.size)[part], self._network.output
@@ -197,10 +210,14 @@ class Steps:
 
     def _try(self) -> int:
         """The next number of parts to be timed; the last time rank 0's fastest, for good."""
-        fewest = min(TRIED, key=lambda parts: len(self._seconds[parts]))
-        if len(self._seconds[fewest]) < TRIALS:
-            return fewest
-        self._parts = self._comm.bcast(min(TRIED, key=lambda parts: median(self._seconds[parts])))
+        if len(self._seconds) < len(TRIALS):
+            return TRIALS[len(self._seconds)]
+
+        def seconds(parts: int) -> float:
+            trials = zip(TRIALS, self._seconds, strict=True)
+            return median(taken for tried, taken in trials if tried == parts)
+
+        self._parts = self._comm.bcast(min(TRIED, key=seconds))
         return self._parts
 
 

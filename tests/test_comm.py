@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslide import _core
-from dslide.comm import MESSAGE_BYTES, Exchange, LocalComm, Messages, combine_lse, cuts, payload_per_point
+from dslide.comm import (
+    MESSAGE_BYTES,
+    Exchange,
+    LocalComm,
+    Messages,
+    combine_lse,
+    cuts,
+    no_work,
+    payload_per_point,
+)
 from dslide.comm import _parts as parts
 
 
@@ -78,7 +87,9 @@ class ThreadComm(LocalComm):
         for box, buffer in messages.requests[0]:
             box.put(buffer.copy())
 
-    def finish(self, messages):
+    def finish(self, messages, meanwhile=no_work):
+        while meanwhile():
+            pass
         for box, buffer in messages.requests[1]:
             buffer[:] = box.get(timeout=20)
 

@@ -266,3 +266,44 @@ def test_ranks_with_other_settings_refuse_to_train(data, tmp_path):
     )
     done = run(2, program, "train", "--data", data, "--out", tmp_path / "run", timeout=30)
     assert done.returncode == 2 and "rank 1 has another config" in done.stderr
+
+
+WORKING_WAIT = """
+import time
+import numpy as np
+from dslide import comm
+
+world, pieces, worked = comm.world(), [], 0.0
+buffer = np.full(4, world.rank, np.float32)
+def meanwhile():
+    global worked
+    if len(pieces) == 5:
+        return False
+    begin = time.perf_counter()
+    time.sleep(0.1)
+    pieces.append(0)
+    worked += time.perf_counter() - begin
+    return True
+
+peer = 1 - world.rank
+if world.rank == 0:
+    messages = world.prepare([], [(peer, buffer)], 1)
+    world.start(messages)
+    begin = time.perf_counter()
+    world.finish(messages, meanwhile)
+    print(len(pieces), buffer[0], world.wait_seconds, time.perf_counter() - begin - worked)
+else:
+    time.sleep(1.5)
+    messages = world.prepare([(peer, buffer)], [], 1)
+    world.start(messages)
+    world.finish(messages)
+world.barrier()
+"""
+
+
+def test_a_wait_does_work_that_does_not_count_as_waiting():
+    done = run(2, "-c", WORKING_WAIT)
+    assert done.returncode == 0, done.stderr
+    pieces, value, waited, most = map(float, done.stdout.split())
+    assert pieces == 5 and value == 1
+    assert 0 < waited <= most

@@ -1,4 +1,4 @@
-"""A batch in parts: the same bits as in one, on one rank's layers and on real ranks."""
+"""A batch in parts, an update in pieces: the same bits as at once, on one rank's layers and on real ranks."""
 
 import json
 from itertools import pairwise
@@ -23,8 +23,9 @@ SAMPLERS = {
 }
 
 
-def steps(sampler, precision, optimizer, points, parts, threads):
-    """Two steps of one rank's layers: all that they compute, and the weights afterwards."""
+def steps(sampler, precision, optimizer, points, parts, threads, labels=LABELS, pieces=None):
+    """Two steps of one rank's layers: all that they compute, and the weights afterwards. With `pieces` an
+    update is begun, and so many pieces are done before the next forward pass or the end."""
     config = build_config(
         overrides={
             "network": {"hidden": HIDDEN, "bias": precision == "float32", "output_init": "normal"},
@@ -33,12 +34,14 @@ def steps(sampler, precision, optimizer, points, parts, threads):
             "precision": precision,
         }
     )
-    pool, train = _core.Pool(threads), make_points(points, FEATURES, LABELS, 3)
-    network = Network(config, Shape.of(FEATURES, HIDDEN, LABELS, 1), 0, pool, training=True)
-    x, y = core_csr(train, FEATURES, LABELS)
+    pool, train = _core.Pool(threads), make_points(points, FEATURES, labels, 3)
+    network = Network(config, Shape.of(FEATURES, HIDDEN, labels, 1), 0, pool, training=True)
+    x, y = core_csr(train, FEATURES, labels)
     batch = _core.Batch(pool, x, y)
-    counts = label_counts(train.y_indices, LABELS)
-    core = make_sampler(config.sampler, network.output, (LABELS, 0, LABELS), counts, points, points, 0).core
+    counts = label_counts(train.y_indices, labels)
+    sampler = make_sampler(config.sampler, network.output, (labels, 0, labels), counts, points, points, 0)
+    sampler.refresh(0)
+    core = sampler.core
     found = []
     for step in range(2):
         batch.select(np.arange(points)[::-1].copy(), step)
@@ -53,7 +56,13 @@ def steps(sampler, precision, optimizer, points, parts, threads):
             for part in parts
         ]
         found += [h.copy(), lse, dh.copy()]
-        network.output.update(0.1, step + 1)
+        if pieces is None:
+            network.output.update(0.1, step + 1)
+        else:
+            network.output.begin_update(0.1, step + 1)
+            done = sum(network.output.update_some() for _ in range(pieces))
+            assert done == pieces or not network.output.update_some()
+            h[:] = np.nan  # the next batch's may be there before all rows are done
         for part in parts:
             network.input.backward(batch, dh, 0.1, step + 1, part.start, part.stop)
         found.append(np.round(sum(losses), 6))  # the only sum whose order differs
@@ -79,6 +88,29 @@ def test_layers_compute_the_same_bits(sampler, precision, optimizer, points, thr
         parts = [slice(*pair) for pair in pairwise(cuts(points, count, _core.OutputLayer.part_points))]
         other = steps(SAMPLERS[sampler], precision, optimizer, points, parts, threads)
         for a, b in zip(whole, other, strict=True):
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("sampler", "precision", "optimizer"),
+    [
+        ("in-batch", "float32", "adagrad"),
+        ("uniform", "float32", "adam"),
+        ("uniform", "float32", "adam-catch-up"),
+        ("full", "float32", "adam"),
+        ("full", "float32", "adam-catch-up"),
+        ("full", "bfloat16", "adagrad"),
+        ("full", "bfloat16", "adam-catch-up"),
+        ("lsh", "float32", "adam-catch-up"),
+    ],
+)
+def test_an_update_in_pieces_makes_the_same_bits(sampler, precision, optimizer, threads):
+    more = SAMPLERS | {"lsh": {"kind": "lsh", "log_q": False, "lsh": {"L": 4}}}
+    step = (more[sampler], precision, optimizer, 65, [slice(0, 65)], threads, 901)
+    at_once = steps(*step)
+    for pieces in (0, 1, 2, 100):
+        for a, b in zip(at_once, steps(*step, pieces=pieces), strict=True):
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 

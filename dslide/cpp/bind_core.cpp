@@ -248,6 +248,9 @@ void bind_layers(py::module_& m) {
            "Of the points [first, last), by default of all: lse [last - first], dh [last - first, hidden]")
       .def("update", &OutputLayer::update, py::arg("lr"), py::arg("step"), py::arg("may_wait") = false, NoGil(),
            "Until settle() weights and state may be those before, if rows may wait")
+      .def("begin_update", &OutputLayer::begin_update, py::arg("lr"), py::arg("step"), py::arg("may_wait") = false, NoGil(),
+           "As update(), of which update_some(), the next forward() or settle() do the rest")
+      .def("update_some", &OutputLayer::update_some, NoGil(), "Some rows of what was begun; False if none is left")
       .def("settle", &OutputLayer::settle, NoGil(), "Makes the steps that rows wait for")
       .def_property_readonly("active_rows", &OutputLayer::active_rows)
       .def_property_readonly("active_pairs", &OutputLayer::active_pairs)

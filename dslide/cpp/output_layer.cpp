@@ -134,6 +134,7 @@ void OutputLayer::check_part(std::size_t first, std::size_t last) const {
 void OutputLayer::forward(const Batch& batch, const float* h, Sampler& sampler, std::size_t first, std::size_t last,
                           float* lse) {
   if (first == 0) {
+    update_rest(active_.row_count);
     forwarded_ = 0;
     sampler.select(batch, h, active_);
     h_ = h;
@@ -175,22 +176,50 @@ double OutputLayer::backward(const Batch& batch, const float* lse, float* dh, bo
 }
 
 void OutputLayer::update(float lr, std::uint64_t step, bool may_wait) {
+  begin_update(lr, step, may_wait);
+  update_rest(active_.row_count);
+}
+
+void OutputLayer::begin_update(float lr, std::uint64_t step, bool may_wait) {
+  update_rest(active_.row_count);
   WeightTable::Step now{rounding(), step, state_.optimizer().step_size(lr, step)};
   if (active_.shared) {
-    update_shared(now);
-    if (state_.optimizer().dense()) update_inactive(now);
-  } else {
-    // The activations of both batches should stay in the second cache while rows pass.
-    constexpr std::size_t kMostWaiting = std::size_t{128} << 10;
-    now.finished = may_wait && points_ * static_cast<std::size_t>(config_.hidden) * sizeof(float) <= kMostWaiting;
-    wait_pairs(now);
-    if (!now.finished) update_all_waiting();
+    products_.pack_points(pool_, h_, static_cast<std::ptrdiff_t>(points_));  // h may change before all rows are done
+    begun_ = {now, 0};
+    return;
   }
+  // The activations of both batches should stay in the second cache while rows pass.
+  constexpr std::size_t kMostWaiting = std::size_t{128} << 10;
+  now.finished = may_wait && points_ * static_cast<std::size_t>(config_.hidden) * sizeof(float) <= kMostWaiting;
+  wait_pairs(now);
+  if (!now.finished) update_all_waiting();
   state_.finish_step(now.size, step);
   bias_state_.finish_step(now.size, step);
 }
 
+bool OutputLayer::update_some() {
+  // Some 20 us, since messages only move on between two pieces.
+  constexpr std::size_t kPieceRows = 2 * OutputProducts::kUpdateRows;
+  if (!begun_.step) return false;
+  update_rest(kPieceRows * static_cast<std::size_t>(pool_.threads()));
+  return true;
+}
+
+void OutputLayer::update_rest(std::size_t most) {
+  if (!begun_.step) return;
+  const WeightTable::Step& now = *begun_.step;
+  const std::size_t first = begun_.position, last = std::min(first + most, active_.row_count);
+  update_shared(now, first, last);
+  begun_.position = last;
+  if (last < active_.row_count) return;
+  if (state_.optimizer().dense()) update_inactive(now);
+  state_.finish_step(now.size, now.number);
+  bias_state_.finish_step(now.size, now.number);
+  begun_.step.reset();
+}
+
 void OutputLayer::settle() {
+  update_rest(active_.row_count);
   update_all_waiting();
   weights_.settle(state_, rounding(), pool_);
   bias_state_.settle(pool_, bias_.data());

@@ -61,6 +61,11 @@ class OutputLayer {
   // moved when the next forward reads them, if that is faster: then settle() is needed as below, and the result is the same.
   void update(float lr, std::uint64_t step, bool may_wait = false);
 
+  // The same in pieces, for a rank that waits for another's rows: begin_update(), and then update_some() does some rows and
+  // returns true, or false where none is left. What is left is done by the next forward or settle().
+  void begin_update(float lr, std::uint64_t step, bool may_wait = false);
+  bool update_some();
+
   // Makes all steps that rows wait for, those that Adam with catch-up has left out, too. Needed before anything but a training
   // step reads weights or state.
   void settle();
@@ -97,7 +102,8 @@ class OutputLayer {
   // Turns the logits of positions [t0, t1), a tile, into exponentials.
   void exponentials_shared(std::size_t t0, std::size_t t1, std::size_t p0, std::size_t p1);
   OutputProducts::Gradient gradient_shared();  // in the place of the exponentials
-  void update_shared(const WeightTable::Step& step);
+  void update_shared(const WeightTable::Step& step, std::size_t first, std::size_t last);  // rows at positions [first, last)
+  void update_rest(std::size_t most);  // at most so many rows of what was begun
 
   class RowWalk;
   void for_parts(const ActiveSet& active, const std::function<void(int, std::size_t, std::size_t)>& body);  // (part, first, last + 1)
@@ -141,6 +147,10 @@ class OutputLayer {
   Buffer<float> part_rows_;        // pairs: of each part of the rows, rows weighted by exponentials [points, hidden]
   std::vector<std::int64_t> own_pairs_;  // pairs: places of active_.own
   Buffer<float> own_rows_;               // and its rows' weights
+  struct Begun {  // shared: an update that has got to the row at this position
+    std::optional<WeightTable::Step> step;  // none: no update
+    std::size_t position = 0;
+  } begun_;
   struct Waiting {  // pairs: a batch whose rows wait for their update
     std::optional<WeightTable::Step> step;  // none: nothing waits
     ActiveSet active;

@@ -111,14 +111,14 @@ OutputProducts::Gradient OutputLayer::gradient_shared() {
   return {logits_.data(), ld_, make};
 }
 
-void OutputLayer::update_shared(const WeightTable::Step& step) {
+void OutputLayer::update_shared(const WeightTable::Step& step, std::size_t first, std::size_t last) {
   constexpr std::size_t kUpdateRows = OutputProducts::kUpdateRows;
-  products_.pack_points(pool_, h_, static_cast<std::ptrdiff_t>(points_));
   const auto width = static_cast<std::size_t>(products_.padded_hidden());
   const OutputProducts::Gradient gradient = gradient_shared();
   pool_.run([&](int t) {
     const auto thread = static_cast<std::size_t>(t);
-    const auto [begin, end] = Pool::part(active_.row_count, kUpdateRows, t, pool_.threads());
+    const auto own = Pool::part(last - first, kUpdateRows, t, pool_.threads());
+    const std::size_t begin = first + own.first, end = first + own.second;
     float *g = scratch_[thread].at_least(kUpdateRows * width), sums[kUpdateRows] = {};
     for (std::size_t r0 = begin; r0 < end; r0 += kUpdateRows) {
       const std::size_t r1 = std::min(r0 + kUpdateRows, end), next = std::min(kUpdateRows, end - r1);

@@ -615,13 +615,20 @@ std::vector<float> train(int threads, const std::string& sampler_name, Optimizer
     input.forward(batch, h.data(), true, 0, batch.size());
     output.forward(batch, h.data(), used, 0, batch.size(), lse.data());
     *loss = output.backward(batch, lse.data(), dh.data(), true, 32, 0, batch.size());
-    output.update(0.05f, step + 1);
+    if (threads % 2 == 0) {
+      output.update(0.05f, step + 1);
+    } else {  // in pieces, some of them; the next forward pass does the rest
+      output.begin_update(0.05f, step + 1);
+      for (std::uint64_t piece = 0; piece < step; ++piece) output.update_some();
+    }
     input.backward(batch, dh.data(), 0.05f, step + 1, 0, batch.size());
     if (tables != nullptr && step == 3) {
       tables->new_functions(step);
       tables->rebuild(step);
     }
   }
+  input.settle();
+  output.settle();
   std::vector<float> all;
   for (WeightTable* table : {&input.weights(), &output.weights()}) {
     all.insert(all.end(), table->floats().data(), table->floats().data() + table->floats().size());
