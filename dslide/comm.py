@@ -281,11 +281,11 @@ class Exchange:
         mine = self.widths[self.comm.rank]
         return self._own[: rows * mine].reshape(rows, mine)
 
-    def gather(self, rows: int) -> Floats:
+    def gather(self, rows: int, meanwhile: Meanwhile = no_work) -> Floats:
         """All ranks' activations [rows, H] from everyone's `own`, the own ones too as after the wire."""
         whole = slice(0, rows)
         self.start_gather(whole)
-        self.finish_gather(whole)
+        self.finish_gather(whole, meanwhile)
         return self.gathered(rows)
 
     def gathered(self, rows: int) -> Floats:
@@ -371,9 +371,9 @@ class Exchange:
         self.comm.start(of.scatter)
         self._pending.append((part, of.scatter))
 
-    def collect(self, rows: int) -> Floats:
+    def collect(self, rows: int, meanwhile: Meanwhile = no_work) -> Floats:
         """The sum over ranks, in their order, of the own units' gradients [rows, own units], of all parts."""
-        *_, (_, total) = self.collect_parts(rows)
+        *_, (_, total) = self.collect_parts(rows, meanwhile)
         return total
 
     def collect_parts(self, rows: int, meanwhile: Meanwhile = no_work) -> Iterator[tuple[slice, Floats]]:

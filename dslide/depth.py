@@ -100,7 +100,7 @@ class SampledExchange(Exchange):
         self._gradients: dict[int, NDArray[np.uint8]] = {}
         self.sent = {"ids": 0, "dense": 0, "points": 0, "values": 0, "id_bytes": 0, "bytes": 0}
 
-    def gather_active(self, rows: int, active: Any) -> Floats:
+    def gather_active(self, rows: int, active: Any, meanwhile: Meanwhile = no_work) -> Floats:
         """As `gather`; `active` as HiddenLayer.active_units of the core."""
         if self.comm.size == 1:
             return self._h[:rows]
@@ -120,7 +120,7 @@ class SampledExchange(Exchange):
         h = self._h[:rows]
         _core.unpack_rows(packed, self.wire, h, self.cuts[rank], self.cuts[rank + 1])
         self._masks[rank] = mask
-        self.comm.finish(messages)
+        self.comm.finish(messages, meanwhile)
         for peer in self.peers:
             rest, self._masks[peer] = self._read(int(headers[peer, 0]), arrived[peer], rows, peer)
             dense = self._spread(rest, rows, peer, self._masks[peer])
@@ -305,9 +305,9 @@ class HiddenStack:
             core = None if sampler is None else sampler.core
             layer.core.forward(self._batch, h, core, exchange.own(size))
             if isinstance(exchange, SampledExchange):
-                h = exchange.gather_active(size, layer.core.active_units())
+                h = exchange.gather_active(size, layer.core.active_units(), meanwhile)
             else:
-                h = exchange.gather(size)
+                h = exchange.gather(size, meanwhile)
         return h
 
     def predict(self, batch: Any, size: int) -> Floats:
@@ -344,7 +344,7 @@ class HiddenStack:
         """Takes the gradient through the layers and updates them; `step` counts from 1. Collective."""
         for number in range(len(self.layers) - 1, -1, -1):
             layer, below = self.layers[number].core, self.exchanges[number]
-            layer.backward(self.exchanges[number + 1].collect(size), below.grad(size))
+            layer.backward(self.exchanges[number + 1].collect(size, meanwhile), below.grad(size))
             below.scatter(slice(0, size))
             layer.update(rate, step)
         for part, dh in self.exchanges[0].collect_parts(size, meanwhile):
